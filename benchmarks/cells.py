@@ -1,6 +1,7 @@
 """What is trained in the benchmarks of memory and of other tools, and its plain training step.
 
-A cell is one model under one recipe. Its factories of models and datasets are called by the bench (``cells:resnet50``)
+A cell is one model under one recipe. Its factories of models and datasets are called by the training
+(``cells:resnet50``)
 and by plain processes: both train the very same. The step is the one a probe tries: gradients set to None at its start,
 autocast around forward and loss, SGD with momentum 0.9 or AdamW at 1e-3.
 

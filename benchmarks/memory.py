@@ -95,7 +95,7 @@ def find_bracket(judge: Callable[[int], str], start: int) -> tuple[int | None, i
     return fits, fails
 
 
-class Bench:
+class Training:
     """The parts, on one device: in a cell, out a record."""
 
     def __init__(self, slot: Slot, limit_s: float, soak_s: float) -> None:
@@ -160,12 +160,12 @@ class Bench:
             self.slot.settle()
 
     def clean(self, cell: Cell, victim: str | None) -> Clean:
-        """Probe, kill nobody, the bench or the controller in the middle, and look at what is left."""
+        """Probe, kill nobody, the training or the controller in the middle, and look at what is left."""
         before = self._at_rest()
         begun, pids = threading.Event(), list[int]()
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "bench":
+            if event["event"] == "training":
                 pids.append(event["pid"])
             else:
                 begun.set()
@@ -178,7 +178,7 @@ class Bench:
             begun.wait(self.limit_s)
             at_kill = self._middle(child, before)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[-1] if victim == "bench" else child.process.pid, signal.SIGKILL)
+                os.kill(pids[-1] if victim == "training" else child.process.pid, signal.SIGKILL)
         outcome = child.outcome(self.limit_s)
         settling = time.monotonic()
         while (alive(pids) or self.slot.used_bytes() != before) and time.monotonic() - settling < SETTLE_S:
@@ -195,7 +195,7 @@ class Bench:
         )
 
     def _middle(self, child: Child, before: int | None) -> int | None:
-        """Waits until the bench tries a large batch, or without a GPU for a moment; returns what was in use then."""
+        """Waits until the training tries a large batch, or without a GPU for a moment; returns what was in use then."""
         used, until = None, time.monotonic() + REST_S
         while child.process.poll() is None:
             used = self.slot.used_bytes()
@@ -226,7 +226,7 @@ def alive(leaders: list[int]) -> list[int]:
     return left
 
 
-def jobs_of(given: argparse.Namespace, bench: Bench, results: Results) -> Iterator[Job]:
+def jobs_of(given: argparse.Namespace, training: Training, results: Results) -> Iterator[Job]:
     """Ceilings first: soaks need them."""
     cells = [cell_named(name) for name in given.cells] if given.cells else SMOKE_CELLS if given.smoke else CELLS
     by_name = {cell.name: cell for cell in cells}
@@ -239,20 +239,20 @@ def jobs_of(given: argparse.Namespace, bench: Bench, results: Results) -> Iterat
         if given.known_truth and earlier is not None and earlier.truth is not None:
             known = msgspec.structs.replace(earlier.truth, from_earlier=True)
         seconds = CEILING_S if known is None else KNOWN_S
-        yield job(results.ceilings, name, seconds, partial(bench.ceiling, cell, known))
+        yield job(results.ceilings, name, seconds, partial(training.ceiling, cell, known))
     for name, cell in by_name.items() if "soak" in given.parts else ():
         found = results.ceilings.get(name)
         if found is None or found.claim is None:
             results.failed[f"soak {name}"] = "no safe ceiling is known: run the part `ceiling`, or give --from"
         else:
-            yield job(results.soaks, name, given.soak_s + SOAK_MORE_S, partial(bench.soak, cell, found.claim.safe))
+            yield job(results.soaks, name, given.soak_s + SOAK_MORE_S, partial(training.soak, cell, found.claim.safe))
     for name, share in (SMOKE_HELD if given.smoke else HELD) if "held" in given.parts else ():
         if name in by_name:
-            yield job(results.held, f"{name}, {share:.0%} held", HELD_S, partial(bench.held, by_name[name], share))
+            yield job(results.held, f"{name}, {share:.0%} held", HELD_S, partial(training.held, by_name[name], share))
     for name in (SMOKE_CLEAN if given.smoke else CLEAN) if "clean" in given.parts else ():
-        for victim in (None, "bench", "controller") if name in by_name else ():
+        for victim in (None, "training", "controller") if name in by_name else ():
             key = f"{name}, {victim or 'nobody'} killed"
-            yield job(results.clean, key, CLEAN_S, partial(bench.clean, by_name[name], victim))
+            yield job(results.clean, key, CLEAN_S, partial(training.clean, by_name[name], victim))
 
 
 def arguments() -> argparse.Namespace:
@@ -293,7 +293,7 @@ def main() -> int:
             given.note.write_text(note(results))
 
     try:
-        run_jobs(jobs_of(given, Bench(slot, given.limit_s, given.soak_s), results), results.failed, until, save)
+        run_jobs(jobs_of(given, Training(slot, given.limit_s, given.soak_s), results), results.failed, until, save)
     finally:
         save()
         end_all()

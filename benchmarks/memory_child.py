@@ -94,10 +94,10 @@ def hold(order: Order, say: Say) -> dict[str, object]:
 
 
 def probe(order: Order, say: Say) -> dict[str, object]:
-    """The ceiling that loadtune finds, asked for as its controller does; the bench's process ids as they come."""
-    from loadtune.bench import BenchClient
+    """The ceiling that loadtune finds, asked for as its controller does; the training's process ids as they come."""
     from loadtune.records.config import WorkloadSpec
     from loadtune.records.facts import Device
+    from loadtune.training import TrainingClient
 
     cell = cell_named(order["cell"])
     spec = WorkloadSpec(
@@ -108,14 +108,14 @@ def probe(order: Order, say: Say) -> dict[str, object]:
     )
     device = Device(kind=order["device"], uuid=order["uuid"], name=order["name"])
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(order.get("log") or folder) / f"bench-{cell.name}-{os.getpid()}.log"
-        with BenchClient(spec, device, log_path=log) as bench:
-            threading.Thread(target=_tell_pids, args=(bench, say), daemon=True).start()
+        log = Path(order.get("log") or folder) / f"training-{cell.name}-{os.getpid()}.log"
+        with TrainingClient(spec, device, log_path=log) as training:
+            threading.Thread(target=_tell_pids, args=(training, say), daemon=True).start()
             started = time.monotonic()
-            facts = bench.describe()
+            facts = training.describe()
             say(event="probing")
             ready = time.monotonic()
-            ceiling = _ceiling(bench, cell, facts)
+            ceiling = _ceiling(training, cell, facts)
             seconds = {"bench_s": ready - started, "probe_s": time.monotonic() - ready}
     probes = [
         {
@@ -131,22 +131,22 @@ def probe(order: Order, say: Say) -> dict[str, object]:
     return sizes | {"num_probes": len(ceiling.probes), "num_ooms": num_ooms} | seconds
 
 
-def _ceiling(bench: Any, cell: Cell, facts: Any) -> Any:
+def _ceiling(training: Any, cell: Cell, facts: Any) -> Any:
     """The call that is measured."""
-    from loadtune.probe.memory import MemoryProbe
+    from loadtune.limits.memory import MemoryProbe
     from loadtune.records.config import Recipe
 
     recipe = Recipe(precision=cell.precision, memory_format=cell.memory_format, fused_optimizer=True)
     caps: Any = {"dataset": facts.dataset_length} | ({} if cell.cap is None else {"cap": cell.cap})
-    return MemoryProbe(bench, recipe, caps, smallest=facts.min_batch_size).verify()
+    return MemoryProbe(training, recipe, caps, smallest=facts.min_batch_size).verify()
 
 
-def _tell_pids(bench: Any, say: Say) -> None:
+def _tell_pids(training: Any, say: Say) -> None:
     told: int | None = None
     while True:
-        if bench.pid is not None and bench.pid != told:
-            told = bench.pid
-            say(event="bench", pid=told)
+        if training.pid is not None and training.pid != told:
+            told = training.pid
+            say(event="training", pid=told)
         time.sleep(POLL_S / 2)
 
 

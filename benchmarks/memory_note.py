@@ -32,7 +32,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     num_probes: int
     num_ooms: int
     bench_s: float
-    """Until the bench was up and the workload described."""
+    """Until the training was up and the workload described."""
     probe_s: float
 
 
@@ -84,7 +84,7 @@ class Clean(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe left of the device's memory and of processes."""
 
     ended: str
-    """``finished``, ``bench killed`` or ``controller killed``."""
+    """``finished``, ``training killed`` or ``controller killed``."""
     used_before_bytes: int | None
     used_at_kill_bytes: int | None = None
     used_after_bytes: int | None
@@ -120,7 +120,7 @@ def is_narrow(fits: int, fails: int) -> bool:
 
 
 CEILING_HEAD = (
-    "cell | hard | safe | truth: fits, fails | hard ÷ truth | probes (OOMs) | probe s | bench s | sizes tried | "
+    "cell | hard | safe | truth: fits, fails | hard ÷ truth | probes (OOMs) | probe s | training s | sizes tried | "
     "retries at hard (steady) | processes"
 )
 

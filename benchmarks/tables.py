@@ -26,10 +26,9 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
-from loadtune.bench import BenchClient
 from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.probe.host_memory import host_memory_refusal
+from loadtune.limits.host_memory import host_memory_refusal
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window, WorkerShare
@@ -38,6 +37,7 @@ from loadtune.run import Run
 from loadtune.search.segment import Segment, run_trial
 from loadtune.search.space import SearchSpace
 from loadtune.search.span import space as span
+from loadtune.training import TrainingClient
 
 SIZES = (16, 64, 256, 1024)
 """Batch sizes of the compute curve, where they fit; a larger one where the search goes beyond 4 times the last."""
@@ -91,9 +91,9 @@ class Machine:
         self.config, self.host = TuneConfig(workload=spec, max_batch_size=max_batch_size), read_host()
         self.clock = MonotonicClock()
         self.device = choose_device(self.host, None)
-        self.bench = BenchClient(spec, self.device, log_path=folder / "bench.log")
-        self.sensor = Sampler(self.device, lambda: self.bench.pid, self.host.num_usable_cores)
-        parts = (self.clock, self.bench, self.sensor, folder, read_host, lambda progress: None)
+        self.training = TrainingClient(spec, self.device, log_path=folder / "training.log")
+        self.sensor = Sampler(self.device, lambda: self.training.pid, self.host.num_usable_cores)
+        parts = (self.clock, self.training, self.sensor, folder, read_host, lambda progress: None)
         self.run = Run(self.config, self.host, self.device, "table", *parts)
 
     def space(self) -> SearchSpace:
@@ -106,13 +106,13 @@ class Machine:
         for precision, recipe in space.recipes.items():
             top = min(space.ceilings[precision], max(space.batch_sizes))
             for size in sorted({*(size for size in SIZES if size < top), top}):
-                point = self.bench.time_compute(recipe, size, COMPUTE_S)
+                point = self.training.time_compute(recipe, size, COMPUTE_S)
                 if isinstance(point, ComputePoint):
                     yield point
 
     def time(self, config: TrialConfig) -> Measurement | TrialFailure:
         segment = Segment(config.loader, SEGMENT_S)
-        return run_trial(self.bench, self.sensor, self.clock, config, segment)
+        return run_trial(self.training, self.sensor, self.clock, config, segment)
 
 
 def apart(space: SearchSpace, able: list[TrialConfig], count: int) -> list[TrialConfig]:
@@ -168,7 +168,7 @@ def main() -> int:
     spec = spec_of(given.workload, small=given.small, folder=given.jpegs)
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(spec, Path(folder), given.max_batch_size)
-        with machine.bench, machine.sensor:
+        with machine.training, machine.sensor:
             space = machine.space()
             facts = machine.run.facts
             assert facts is not None

@@ -1,6 +1,6 @@
 """Workloads that differ in what bounds them, at full size and small enough for a CPU of two cores.
 
-Resolved by the bench through their import path. How large they are comes by environment variables, since a factory
+Resolved by the training through their import path. How large they are comes by environment variables, since a factory
 takes no arguments: ``WORKLOAD_SMALL`` and ``WORKLOAD_JPEGS``, which `spec_of` sets.
 """
 

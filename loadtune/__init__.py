@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from loadtune.batch_size import find_batch_size
     from loadtune.checking import check_baseline
     from loadtune.errors import (
-        BenchError,
         DeviceError,
         LoadtuneError,
         MachineMismatchError,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         NothingFitsError,
         OutOfTimeError,
         ResultError,
+        TrainingError,
         UsageError,
         WorkloadError,
     )
@@ -40,11 +40,38 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "BenchError", "DataLoader", "DeviceError", "Job", "LoadtuneError", "MachineMismatchError",
-    "MachineMismatchWarning", "MemoryCeiling", "NothingFitsError", "OutOfTimeError", "ResultError", "TuneConfig",
-    "TuningResult", "UsageError", "WorkloadError", "WorkloadSpec", "YourSettings", "__version__",
-    "best_loader_kwargs", "best_recipe", "check_baseline", "compare", "export", "find_batch_size", "from_lightning",
-    "from_trainer", "install", "lightning_loss", "load_result", "stats", "trace_memory", "tune",
+    "DataLoader",
+    "DeviceError",
+    "Job",
+    "LoadtuneError",
+    "MachineMismatchError",
+    "MachineMismatchWarning",
+    "MemoryCeiling",
+    "NothingFitsError",
+    "OutOfTimeError",
+    "ResultError",
+    "TrainingError",
+    "TuneConfig",
+    "TuningResult",
+    "UsageError",
+    "WorkloadError",
+    "WorkloadSpec",
+    "YourSettings",
+    "__version__",
+    "best_loader_kwargs",
+    "best_recipe",
+    "check_baseline",
+    "compare",
+    "export",
+    "find_batch_size",
+    "from_lightning",
+    "from_trainer",
+    "install",
+    "lightning_loss",
+    "load_result",
+    "stats",
+    "trace_memory",
+    "tune",
 ]
 # fmt: on
 

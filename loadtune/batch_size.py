@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loadtune.bench import BenchClient
 from loadtune.calibration import find_ceiling
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
+from loadtune.limits.step_limit import StepLimit
 from loadtune.objects import Job, is_loader, pack_job, refuse_beside_job, refuse_missing, refuse_recursion
 from loadtune.options import check, check_at_least, one_of, python_names, whole
-from loadtune.probe.step_limit import StepLimit
 from loadtune.records.config import PRECISIONS, MemoryFormat, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import CeilingLimit, MemoryCeiling
-from loadtune.seams import Bench
+from loadtune.seams import Training
+from loadtune.training import TrainingClient
 
 if TYPE_CHECKING:
     import torch
@@ -108,12 +108,12 @@ def find_batch_size(
         check(TuneConfig(workload=spec))
         host = read_host()
         chosen = choose_device(host, None if device is None else str(device))
-        with BenchClient(spec, chosen, objects=objects) as bench:
-            facts = bench.describe()
+        with TrainingClient(spec, chosen, objects=objects) as training:
+            facts = training.describe()
             caps = _caps(facts, largest, recipe.precision, has_length=shape is None)
-            limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
+            limit = None if chosen.kind == "cuda" else _step_limit(training, recipe, facts)
             return find_ceiling(
-                bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
+                training, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
             )
 
 
@@ -135,10 +135,10 @@ def _job(model: Any, data: Any, parts: dict[str, Any]) -> Job:
     return Job(model=model, **{"loader" if is_loader(data) else "dataset": data}, **parts)
 
 
-def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
+def _step_limit(training: Training, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
     """On a CPU even the first size may take long, so the smallest batch is timed before."""
     smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
-    scout = bench.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
+    scout = training.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
     return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.smallest_batch)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
-from loadtune.probe.host_memory import largest_host_batch
-from loadtune.probe.memory import MemoryProbe, verifying_seconds
-from loadtune.probe.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
-from loadtune.probe.step_limit import StepLimit
+from loadtune.limits.host_memory import largest_host_batch
+from loadtune.limits.memory import MemoryProbe, verifying_seconds
+from loadtune.limits.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
+from loadtune.limits.step_limit import StepLimit
 from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice, Window
@@ -19,7 +19,7 @@ from loadtune.report.store import load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
 from loadtune.run import Run
-from loadtune.seams import Bench
+from loadtune.seams import Training
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, ratio_text, seconds_text
@@ -35,7 +35,7 @@ def start(run: Run) -> WorkloadFacts:
         before = run.facts
         if before is None:  # else the study had its seeds, and the file may be gone
             run.warm = _warm_start(run.config.warm_start)
-        facts = run.bench.describe()
+        facts = run.training.describe()
         if before is not None:
             check_same_workload(before, facts)
             facts = before  # the study was made with them
@@ -88,7 +88,7 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     config = run.config
     bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
     chosen = choose_recipes(
-        run.bench,
+        run.training,
         facts,
         config.considered or facts.precisions,
         optimizer=config.workload.named_optimizer,
@@ -98,7 +98,7 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     )
     if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
         chosen = compile_recipes(
-            run.bench,
+            run.training,
             chosen,
             time_budget_s=config.time_budget_s,
             asked_for="compile" not in config.tune,
@@ -171,7 +171,7 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
         caps |= {} if facts.dataset_length is None else {"dataset": facts.dataset_length}
         caps |= {} if run.config.max_batch_size is None else {"cap": run.config.max_batch_size}
     return MemoryProbe(
-        run.bench,
+        run.training,
         point.recipe,
         caps | _host_cap(facts, run.host_now()),
         smallest=facts.smallest_batch,
@@ -217,7 +217,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
 
 
 def find_ceiling(
-    bench: Bench,
+    training: Training,
     recipe: Recipe,
     facts: WorkloadFacts,
     host: HostFacts,
@@ -230,7 +230,9 @@ def find_ceiling(
 ) -> MemoryCeiling:
     """Verified, under `caps` and the host's memory; `host_before` is of before the training process used the device."""
     caps = {**caps, **_host_cap(facts, host)}
-    probe = MemoryProbe(bench, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_limit=step_limit)
+    probe = MemoryProbe(
+        training, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_limit=step_limit
+    )
     return _described(probe.verify(), facts, host_before, device)
 
 

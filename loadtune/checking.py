@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from loadtune import __version__
-from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, ResultError, UsageError, WorkloadError
+from loadtune.errors import DeviceError, ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
 from loadtune.records.answer import chosen_winner, compute_fraction, finalist_of
 from loadtune.records.config import SCORE_UNITS, TrialConfig
@@ -21,8 +20,9 @@ from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.compare import Comparison, Mean, compare, mean_of, ratio_of
-from loadtune.seams import Bench, Clock, Sensor
+from loadtune.seams import Clock, Sensor, Training
 from loadtune.search.segment import Segment, run_trial, segment_seconds
+from loadtune.training import TrainingClient
 from loadtune.units import counted, percent_text, seconds_text
 
 RUN_SHARE = 0.1
@@ -89,13 +89,13 @@ def check_baseline(
         return Check(outcome="unclear", reason=why, tolerance_fraction=tolerance_fraction)
     cores = rank_cores(host, ranks)
     with (
-        BenchClient(baseline.config.workload, device, cores=cores) as bench,
-        Sampler(device, lambda: bench.pid, host.num_usable_cores, cores=cores) as sensor,
+        TrainingClient(baseline.config.workload, device, cores=cores) as training,
+        Sampler(device, lambda: training.pid, host.num_usable_cores, cores=cores) as sensor,
     ):
-        bench.start()
+        training.start()
         how: dict[str, Any] = {"tolerance_fraction": tolerance_fraction, "time_budget_s": time_budget_s, "tell": tell}
         clock = MonotonicClock()
-        return check_on(bench, sensor, clock, baseline, host, device, keep_batch_size=keep_batch_size, **how)
+        return check_on(training, sensor, clock, baseline, host, device, keep_batch_size=keep_batch_size, **how)
 
 
 def same_device(baseline: TuningResult, host: HostFacts) -> Device:
@@ -140,7 +140,7 @@ def outcome_of(ratio: Interval | None, num_runs: int, tolerance_fraction: float)
 
 
 def check_on(
-    bench: Bench,
+    training: Training,
     sensor: Sensor,
     clock: Clock,
     baseline: TuningResult,
@@ -152,18 +152,18 @@ def check_on(
     keep_batch_size: bool = False,
     tell: Tell = lambda line: None,
 ) -> Check:
-    """`check_baseline` over any bench, sensor and clock, such as the fakes of `loadtune.testing`."""
+    """`check_baseline` over any training, sensor and clock, such as the fakes of `loadtune.testing`."""
     started, runs, problem = clock.now(), list[Measurement](), None
     finalist, objective = answer_of(baseline, keep_batch_size=keep_batch_size), baseline.config.objective
     then = mean_of(finalist.runs, [each.runs for each in baseline.finalists], objective)
     config, outcome, ratio = finalist.config, outcome_of(None, 0, tolerance_fraction), None
     facts, points = None, tuple[ComputePoint, ...]()
     try:
-        facts = bench.describe()
-        warm = bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
+        facts = training.describe()
+        warm = training.time_compute(config.recipe, config.batch_size, COMPUTE_S)
         points = (warm,) if isinstance(warm, ComputePoint) else ()
         compile_s = sum(point.compile_s or 0.0 for point in points)
-        for run in _runs(bench, sensor, clock, baseline, config, started + time_budget_s + compile_s):
+        for run in _runs(training, sensor, clock, baseline, config, started + time_budget_s + compile_s):
             if isinstance(run, TrialFailure):
                 problem = f"Run {len(runs) + 1} failed ({run.kind}): {run.message}"
                 break
@@ -177,7 +177,7 @@ def check_on(
             tell(f"run {len(runs)}: {percent_text(share)} of the baseline's {SCORE_UNITS[objective]}")
             if outcome != "unclear":
                 break
-    except (WorkloadError, BenchError) as error:
+    except (WorkloadError, TrainingError) as error:
         problem = f"The answer could not be measured here: {error}"
     if problem is not None:  # what fails is not told to be slower
         return Check(outcome="unclear", reason=problem, tolerance_fraction=tolerance_fraction)
@@ -216,7 +216,7 @@ def check_on(
 
 
 def _runs(
-    bench: Bench, sensor: Sensor, clock: Clock, baseline: TuningResult, config: TrialConfig, until_s: float
+    training: Training, sensor: Sensor, clock: Clock, baseline: TuningResult, config: TrialConfig, until_s: float
 ) -> Iterator[Measurement | TrialFailure]:
     """One run at least, and as many as end in time if none takes longer than the longest so far."""
     as_confirmed = segment_seconds(baseline.config.time_budget_s)
@@ -226,7 +226,7 @@ def _runs(
     while longest_s is None or clock.now() + longest_s <= until_s:
         begun = clock.now()
         segment = Segment(config.loader, seconds)
-        outcome = run_trial(bench, sensor, clock, config, segment, epoch_samples=epoch_samples)
+        outcome = run_trial(training, sensor, clock, config, segment, epoch_samples=epoch_samples)
         longest_s = max(longest_s or 0.0, clock.now() - begun)
         yield outcome
 

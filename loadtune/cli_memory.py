@@ -1,6 +1,6 @@
 """``loadtune memory``: where the memory of a training step goes. In: options. Out: a `FootprintReport` on the terminal.
 
-An estimate is made in this process: nothing is trained, and no CUDA context is created. A bench measures on a GPU.
+An estimate is made in this process: nothing is trained, and no CUDA context is created. A training measures on a GPU.
 torch is imported within the command, with `loadtune.footprint`, so that ``--help`` stays fast.
 """
 
@@ -24,7 +24,7 @@ from loadtune.records.footprint import FootprintReport
 from loadtune.terminal import show
 
 if TYPE_CHECKING:
-    from loadtune.bench import BenchClient
+    from loadtune.training import TrainingClient
 
 # Large enough that activations show their share, and what most scripts begin with.
 _BATCH_SIZE = 32
@@ -135,24 +135,26 @@ def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_jso
     raise typer.Exit(found.exit_code)
 
 
-def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], AbstractContextManager[BenchClient]] | None":
-    """What opens a bench on the GPU. None: there is none to measure on; a line on stderr says so."""
+def _measuring(
+    spec: WorkloadSpec, requested: str | None
+) -> "Callable[[], AbstractContextManager[TrainingClient]] | None":
+    """What opens a training on the GPU. None: there is none to measure on; a line on stderr says so."""
     from loadtune.host import choose_device, read_host
 
     chosen = choose_device(read_host(), requested)
     if chosen.kind == "cuda":
-        return lambda: _bench(spec, chosen)
+        return lambda: _training(spec, chosen)
     typer.echo("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", err=True)
     return None
 
 
 @contextmanager
-def _bench(spec: WorkloadSpec, device: Device) -> "Iterator[BenchClient]":
-    from loadtune.bench import BenchClient
+def _training(spec: WorkloadSpec, device: Device) -> "Iterator[TrainingClient]":
+    from loadtune.training import TrainingClient
 
-    with BenchClient(spec, device) as bench:
-        bench.start()
-        yield bench
+    with TrainingClient(spec, device) as training:
+        training.start()
+        yield training
 
 
 def _print_report(report: FootprintReport, *, as_json: bool) -> None:

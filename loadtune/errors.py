@@ -5,7 +5,7 @@ LoadtuneError
 ├── DeviceError
 ├── WorkloadError
 │   └── NothingFitsError
-├── BenchError
+├── TrainingError
 ├── OutOfTimeError
 └── ResultError
     └── MachineMismatchError
@@ -39,7 +39,7 @@ class NothingFitsError(WorkloadError):
     """The free memory is too small even for the smallest batch."""
 
 
-class BenchError(LoadtuneError):
+class TrainingError(LoadtuneError):
     """The training process could not be started, or ends again and again."""
 
 

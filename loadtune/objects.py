@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
 
-_BENCH_MAIN = "loadtune.bench.__main__"
+_TRAINING_MAIN = "loadtune.training.__main__"
 _PARTS: tuple[WorkloadPart, ...] = get_args(WorkloadPart)
 
 
@@ -158,7 +158,7 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
 def refuse_recursion(function: str) -> None:
     """The training process imports the caller's modules: one that calls this while it is imported would never end."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == _BENCH_MAIN:
+    if spec is not None and spec.name == _TRAINING_MAIN:
         raise UsageError(
             f"{function} was called again in the training process, while it imported the module that calls it. Put the "
             'call under `if __name__ == "__main__":`, or move the model and the dataset to a module of their own.'

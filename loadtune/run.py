@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError
-from loadtune.probe.memory import MemoryProbe
+from loadtune.limits.memory import MemoryProbe
 from loadtune.records.answer import Failed, barred_by
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
@@ -21,7 +21,7 @@ from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Bottleneck, Finalist, Trial, TuningResult, Winner
 from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.run_file import Resumable, write_run
-from loadtune.seams import Bench, Clock, Listener, Sensor
+from loadtune.seams import Clock, Listener, Sensor, Training
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Run(Resumable):
     """
 
     clock: Clock
-    bench: Bench
+    training: Training
     sensor: Sensor
     folder: Path
     host_now: Callable[[], HostFacts]
@@ -62,7 +62,8 @@ class Run(Resumable):
     lost_bytes: int = 0
     """Of the GPU's memory, to other processes since the ceilings were found."""
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
-    """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
+    """Recipes and batch sizes that were timed since this run began, or was resumed: the training need not compile
+    them."""
     finalists: tuple[Finalist, ...] = ()
     confirmed_whole: bool = False
     best: Winner | None = None

@@ -34,7 +34,7 @@ class Sensor(Protocol):
         ...
 
 
-class Bench(Protocol):
+class Training(Protocol):
     """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`.
 
     Every request raises OutOfTimeError once the moment that `finish_by` set has come.
@@ -47,7 +47,7 @@ class Bench(Protocol):
     def describe(self) -> WorkloadFacts:
         """Build the workload and train one small batch of it.
 
-        Raises WorkloadError where the user's dataset or model cannot be used, BenchError where no bench starts.
+        Raises WorkloadError where the user's dataset or model cannot be used, TrainingError where no training starts.
         """
         ...
 

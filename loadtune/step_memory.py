@@ -1,7 +1,7 @@
 """Where the memory of one training step goes: measured on a GPU, estimated from shapes, and with one thing changed.
 
 In: what to train and what is asked about it. Out: a `FootprintReport`. Beside `tune`, because it needs neither loader
-nor study. The bench measures; this process estimates, and creates no CUDA context.
+nor study. The training measures; this process estimates, and creates no CUDA context.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class Wanted:
 
 
 class Meter(Protocol):
-    """What measures: a bench on a GPU."""
+    """What measures: a training on a GPU."""
 
     def describe(self) -> WorkloadFacts: ...
 
@@ -64,7 +64,7 @@ def step_report(
 ) -> FootprintReport:
     """Measured by what `open_meter` gives; None: estimated only. A step without a loss is always estimated.
 
-    Raises WorkloadError, NothingFitsError, BenchError.
+    Raises WorkloadError, NothingFitsError, TrainingError.
     """
     plan = with_loss_if_it_applies(plan_of_spec(spec, wanted.precision), wanted.batch_size)
     if open_meter is None or not plan.has_loss:
@@ -75,7 +75,7 @@ def step_report(
 
 def _report(plan: StepPlan, spec: WorkloadSpec, wanted: Wanted, meter: Meter | None) -> FootprintReport:
     memory_bytes, context_bytes = wanted.memory_bytes, CUDA_CONTEXT_BYTES
-    if meter is not None and memory_bytes is None:  # what a bench finds free is without its context
+    if meter is not None and memory_bytes is None:  # what a training finds free is without its context
         memory_bytes, context_bytes = meter.describe().memory_budget_bytes, 0
     estimate = None
     if meter is not None:

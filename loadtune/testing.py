@@ -1,4 +1,4 @@
-"""Public fakes for every seam: a bench with a known surface and memory line, a clock, a sensor.
+"""Public fakes for every seam: a training with a known surface and memory line, a clock, a sensor.
 
 They make the whole tuner run in about a second with known answers, in loadtune's own tests and in those of anybody who
 builds on it. Nothing here touches a device, a process or the wall clock.
@@ -36,7 +36,7 @@ class FakeClock:
 
 @dataclass(slots=True)
 class FakeSensor:
-    """Always reads the same; with `power_w`, such as `FakeBench.power_w`, the GPU has an energy counter too."""
+    """Always reads the same; with `power_w`, such as `FakeTraining.power_w`, the GPU has an energy counter too."""
 
     clock: FakeClock
     gpu_utilization_fraction: float | None = 0.8
@@ -117,7 +117,7 @@ class Surface:
 
 
 @dataclass(slots=True)
-class FakeBench:
+class FakeTraining:
     """Answers from a `Surface`, spends time on a `FakeClock`, and fails where `fail` says so.
 
     `fail` is asked before each training run and may name a failure for it; `requests` logs what was asked for.

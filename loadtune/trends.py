@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtune.bench.process import GROWTH_ADVICE
 from loadtune.records.config import TrialConfig
 from loadtune.records.interval import students_t
 from loadtune.records.measurement import Measurement
 from loadtune.run import Run
+from loadtune.training.process import GROWTH_ADVICE
 from loadtune.units import bytes_text, count_text, percent_text, seconds_text
 
 SHARE_OF_RAM = 0.1

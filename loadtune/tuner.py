@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.bench import BenchClient
 from loadtune.bottleneck import name_bottleneck
 from loadtune.calibration import calibrate, start, verify_memory
 from loadtune.errors import DeviceError, OutOfTimeError, ResultError, UsageError
@@ -27,9 +26,10 @@ from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_f
 from loadtune.resuming import restore
 from loadtune.run import Run
 from loadtune.run_file import RUN_FILE, read_run
-from loadtune.seams import Bench, Clock, Listener, Sensor
+from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.search.searching import changes, hung, study
 from loadtune.search.span import space
+from loadtune.training import TrainingClient
 from loadtune.trends import tell_growth, tell_source
 from loadtune.units import bytes_text, counted, seconds_text
 
@@ -110,7 +110,7 @@ def tune_config(
     # The end of the time budget is another limit on every request, whatever this says.
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
     with run_folder(folder, Path(config.out), config.workload.label) as folder:
-        bench = BenchClient(
+        training = TrainingClient(
             config.workload,
             device,
             log_path=folder / LOG_FILE,
@@ -119,9 +119,9 @@ def tune_config(
             max_memory_bytes=rank.ram_available_bytes if cores and on_cpu else config.max_gpu_memory_bytes,
             cores=cores,
         )
-        with bench, Sampler(device, lambda: bench.pid, rank.num_usable_cores, cores=cores) as sensor:
+        with training, Sampler(device, lambda: training.pid, rank.num_usable_cores, cores=cores) as sensor:
             result = tune_on(
-                bench,
+                training,
                 sensor,
                 MonotonicClock(),
                 config,
@@ -150,7 +150,7 @@ def _say(text: str) -> None:
 
 
 def tune_on(
-    bench: Bench,
+    training: Training,
     sensor: Sensor,
     clock: Clock,
     config: TuneConfig,
@@ -163,7 +163,7 @@ def tune_on(
     resume: bool = False,
     reopen: bool = False,
 ) -> TuningResult:
-    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
+    """`tune` over any training, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
 
     `host` and `host_now` are the whole machine's, also where the run is one rank of several.
     """
@@ -174,8 +174,8 @@ def tune_on(
         return rank_facts(host_now() if host_now else host, ranks)
 
     with owned(folder):
-        run = Run(config, rank, device, __version__, clock, bench, sensor, folder, rank_now, listener)
-        bench.finish_by(clock.now() + run.left_s)
+        run = Run(config, rank, device, __version__, clock, training, sensor, folder, rank_now, listener)
+        training.finish_by(clock.now() + run.left_s)
         if resume:
             restore(read_run(folder), run, reopen=reopen)
         if ranks > 1:

@@ -88,7 +88,7 @@ class ImagePairs(Dataset):
 
 
 class FakeBooks(TorchDispatchMode):
-    """`loadtune.bench.allocator_log.AllocatorLog`."""
+    """`loadtune.training.allocator_log.AllocatorLog`."""
 
     device = torch.device("cpu")
 

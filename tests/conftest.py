@@ -45,9 +45,9 @@ def compile_callbacks_end_with_their_test():
 def in_thread(monkeypatch):
     """The training process is a thread of this one: for what is about answers, not about processes."""
     import torch
-    from bench_in_thread import BenchInThread
+    from training_in_thread import BenchInThread
 
-    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
+    monkeypatch.setattr("loadtune.training.client.TrainingProcess", BenchInThread)
     monkeypatch.setattr("traceback.print_exc", lambda: None)  # the training process writes it into its log
     torch.set_num_threads(1)  # as above
 

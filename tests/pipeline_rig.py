@@ -1,4 +1,4 @@
-"""The whole story over a fake bench, for the tests of what a run concludes."""
+"""The whole story over a fake training, for the tests of what a run concludes."""
 
 import atexit
 import shutil
@@ -14,7 +14,7 @@ from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.seams import Listener
-from loadtune.testing import FakeBench, FakeSensor, fake_host
+from loadtune.testing import FakeSensor, FakeTraining, fake_host
 from loadtune.tuner import tune_on
 
 ALL_TRIALS = TuneConfig(num_trials=3)
@@ -25,7 +25,7 @@ GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 
 
 def tune_fake(
-    bench: FakeBench,
+    training: FakeTraining,
     folder: Path,
     config: TuneConfig | None = None,
     listener: Listener | None = None,
@@ -36,16 +36,18 @@ def tune_fake(
     reopen: bool = False,
     sensor: FakeSensor | None = None,
 ) -> TuningResult:
-    sensor, clock = sensor or FakeSensor(bench.clock), bench.clock
+    sensor, clock = sensor or FakeSensor(training.clock), training.clock
     config, host = config or ALL_TRIALS, host or fake_host()
-    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen)
+    return tune_on(
+        training, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen
+    )
 
 
 @cache
 def _finished() -> tuple[Path, TuningResult]:
     folder = Path(tempfile.mkdtemp(prefix="finished-"))
     atexit.register(shutil.rmtree, folder)
-    return folder, tune_fake(FakeBench(), folder, ALL_TRIALS)
+    return folder, tune_fake(FakeTraining(), folder, ALL_TRIALS)
 
 
 def finished(folder: Path) -> TuningResult:
@@ -55,11 +57,13 @@ def finished(folder: Path) -> TuningResult:
     return result
 
 
-def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
-    return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
+def resumed(
+    folder: Path, config: TuneConfig | None = None, training: FakeTraining | None = None, **given
+) -> TuningResult:
+    return tune_fake(training or FakeTraining(seed=1), folder, config, resume=True, **given)
 
 
-class Impatient(FakeBench):
+class Impatient(FakeTraining):
     """Ctrl-C while the workload is built."""
 
     def describe(self):
@@ -78,8 +82,8 @@ def kill_at(stage: str, trial_number: int = 0) -> Listener:
     return listen
 
 
-def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
-    bench = FakeBench()
+def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeTraining:
+    training = FakeTraining()
     with pytest.raises(Killed):
-        tune_fake(bench, folder, config, kill_at(stage, trial_number))
-    return bench
+        tune_fake(training, folder, config, kill_at(stage, trial_number))
+    return training

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.bench import BenchClient
 from loadtune.bottleneck import bottleneck
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
@@ -17,6 +16,7 @@ from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run import Run
 from loadtune.search.segment import timed
 from loadtune.search.throughput import job_of
+from loadtune.training import TrainingClient
 
 TESTS = Path(__file__).resolve().parent
 
@@ -46,11 +46,11 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
     host, clock = read_host(), MonotonicClock()
     with ExitStack() as open_:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        bench = open_.enter_context(BenchClient(spec, device, log_path=folder / "bench.log"))
-        sensor = open_.enter_context(Sampler(device, lambda: bench.pid, host.num_usable_cores))
-        run = Run(TuneConfig(workload=spec), host, device, "0", clock, bench, sensor, folder, read_host)
-        facts = bench.describe()
-        point = bench.time_compute(config.recipe, config.batch_size, 1.0)
+        training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
+        sensor = open_.enter_context(Sampler(device, lambda: training.pid, host.num_usable_cores))
+        run = Run(TuneConfig(workload=spec), host, device, "0", clock, training, sensor, folder, read_host)
+        facts = training.describe()
+        point = training.time_compute(config.recipe, config.batch_size, 1.0)
         assert isinstance(point, ComputePoint), point
         measured = list[tuple[TrialConfig, Measurement]]()
         for each in (half, config):

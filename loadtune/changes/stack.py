@@ -18,7 +18,7 @@ from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import Examined, LeftOut
-from loadtune.seams import Bench
+from loadtune.seams import Training
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Stack:
 
     at: Situation
     """The best of the configurations without changes."""
-    bench: Bench
+    training: Training
     model: ThroughputModel | None
     able: Sequence[TrialConfig]
     """Configurations without changes that can run, and that the model knows."""
@@ -150,7 +150,7 @@ class Stack:
     def _examined(self, names: Sequence[str]) -> dict[str, Step]:
         """Those that can be used. All are examined at once on top of the stack; where that fails, one by one, so that
         only what fails by itself is out."""
-        seen = self.bench.examine(self.config, tuple(names)) if names else ()
+        seen = self.training.examine(self.config, tuple(names)) if names else ()
         if isinstance(seen, TrialFailure) and len(names) > 1:
             return {name: step for each in names for name, step in self._examined([each]).items()}
         if isinstance(seen, TrialFailure):
@@ -216,7 +216,7 @@ class Stack:
         assert changed is not None
         if changed.precision != before.precision:
             before = next((each.recipe for each in self.able if each.precision == changed.precision), before)
-        points = [self.bench.time_compute(each, changed.batch_size, COMPUTE_S) for each in (before, changed.recipe)]
+        points = [self.training.time_compute(each, changed.batch_size, COMPUTE_S) for each in (before, changed.recipe)]
         rates = [point.samples_per_s for point in points if isinstance(point, ComputePoint)]
         return rates[1] / rates[0] if len(rates) == 2 else None
 

@@ -165,7 +165,7 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
         if _compile_seconds(run, config) + steps_s > run.left_s:
             return
         try:
-            point = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.left_s))
+            point = run.training.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.left_s))
         except LoadtuneError as error:  # the answer does not depend on it
             run.tell(f"The compute-only rate of {settings_text(config)} was not timed: {error}", warning=True)
             return
@@ -185,8 +185,8 @@ def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[Co
 
 
 def _compile_seconds(run: Run, config: TrialConfig) -> float:
-    """Predicted for compiling this batch size now, by the longest that was seen; 0: the bench has it, or need not. The
-    bench of a resumed run has compiled nothing of what was kept."""
+    """Predicted for compiling this batch size now, by the longest that was seen; 0: the training has it, or need not.
+    The training of a resumed run has compiled nothing of what was kept."""
     if not config.recipe.compile or (config.recipe, config.batch_size) in run.trained:
         return 0.0
     points = (*run.compute_points, *(point for choice in run.recipes for point in choice.points))
@@ -202,7 +202,7 @@ def _compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
             continue
         run.tell(f"torch.compile runs again for batch {config.batch_size}")
         try:
-            point = run.bench.time_compute(config.recipe, config.batch_size, 0.0)
+            point = run.training.time_compute(config.recipe, config.batch_size, 0.0)
         except LoadtuneError:
             return
         if isinstance(point, ComputePoint):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadtune.final.ruled_out import failures_text
 from loadtune.final.winner import Verdict
-from loadtune.probe.memory import left_over_note
+from loadtune.limits.memory import left_over_note
 from loadtune.records.answer import Failed
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import WorkloadFacts

@@ -47,7 +47,7 @@ class ProcessTree(Probe):
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
     """
 
-    figures = ("bench_cpu_cores", "bench_rss_bytes", "workers_cpu_cores", *ANONYMOUS)
+    figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores", *ANONYMOUS)
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
@@ -80,7 +80,7 @@ class ProcessTree(Probe):
         main, workers = ([self._last[process] for process in self.of(role)] for role in ("main", "worker"))
         found: dict[str, Any] = {
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "bench_rss_bytes": sum(use.rss_bytes for use in (*main, *workers)),
+            "training_rss_bytes": sum(use.rss_bytes for use in (*main, *workers)),
             **dict(zip(ANONYMOUS, (_anonymous(main), _anonymous(workers), len(workers)), strict=True)),
         }
         if not last or elapsed_s <= 0:
@@ -88,7 +88,7 @@ class ProcessTree(Probe):
         used_s = {role: self._cpu_s(role, last) for role in ("main", "worker", "other")}
         all_s = self._brief_s(last) + sum(each or 0.0 for each in used_s.values())
         workers_cores = None if used_s["worker"] is None else used_s["worker"] / elapsed_s
-        return found | {"bench_cpu_cores": all_s / elapsed_s, "workers_cpu_cores": workers_cores}
+        return found | {"training_cpu_cores": all_s / elapsed_s, "workers_cpu_cores": workers_cores}
 
     def _cpu_s(self, role: Role, last: Mapping[Any, Used]) -> float | None:
         """Since the last look. None: none of them was there then."""

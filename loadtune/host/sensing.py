@@ -58,7 +58,7 @@ READING = "reading"
 """A figure of the sampler's own: one value for each reading that it took."""
 
 _TOTALS = ("gpu_energy_j",)
-_PEAKS = ("gpu_memory_used_bytes", "bench_rss_bytes", "ram_used_bytes")
+_PEAKS = ("gpu_memory_used_bytes", "training_rss_bytes", "ram_used_bytes")
 """All other figures are means."""
 
 KEPT_S = 600.0
@@ -168,10 +168,10 @@ def telemetry(
             mean = track.mean(start_s, end_s)
             found[figure] = mean * seconds if mean is not None and figure in _TOTALS else mean
     busy, own = (tracks[each].mean(start_s, end_s) if each in tracks else None for each in (BUSY_CORES, OWN_CORES))
-    bench = found.get("bench_cpu_cores")
-    if busy is not None and bench is not None and own is not None:
+    training = found.get("training_cpu_cores")
+    if busy is not None and training is not None and own is not None:
         # Counters of processes and of cores tick apart, so the difference may be a little below 0.
-        found["others_cpu_cores"] = max(0.0, busy - bench - own)
+        found["others_cpu_cores"] = max(0.0, busy - training - own)
     return Telemetry(
         seconds=seconds,
         memory=_memory(tracks, start_s, end_s),

@@ -173,7 +173,7 @@ MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFailure:
-    """How a request to the bench ended, when not with a figure. Data, never the end of the run."""
+    """How a request to the training ended, when not with a figure. Data, never the end of the run."""
 
     kind: FailureKind
     """``host_oom`` killed for RAM; ``hang`` no sign of life; ``user_error`` the user's code raised; ``unsupported`` by
@@ -227,7 +227,7 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What the bench says of one timed run of training steps, first window to last."""
+    """What the training says of one timed run of training steps, first window to last."""
 
     windows: tuple[Window, ...]
     first_batch_s: float

@@ -61,9 +61,9 @@ class Telemetry:
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
     others_cpu_cores: float | None = None
     """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
-    bench_cpu_cores: float | None = None
+    training_cpu_cores: float | None = None
     """CPU time of the training process and all that it started, in cores: 3.0 is three cores full all the time."""
-    bench_rss_bytes: int | None = None
+    training_rss_bytes: int | None = None
     """Peak resident memory of the training process and its workers; shared pages count once per process. Page-locked
     blocks of earlier runs are in it, other processes that they started are not."""
     workers_cpu_cores: float | None = None

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 RESULT_FILE = "result.json"
 STUDY_FILE = "study.db"
-LOG_FILE = "bench.log"
+LOG_FILE = "training.log"
 """What the training process and its workers write."""
 _LOCK_FILE = "run.lock"
 _RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")

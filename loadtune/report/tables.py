@@ -215,7 +215,7 @@ def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
     """Of the GPU, as the training process allocated it; of a CPU's RAM, the training process and its workers."""
     if device_kind != "cpu":
         return measurement.peak_allocated_bytes
-    return None if measurement.telemetry is None else measurement.telemetry.bench_rss_bytes
+    return None if measurement.telemetry is None else measurement.telemetry.training_rss_bytes
 
 
 def interval_cell(found: Interval | None, num_runs: int | None = None) -> Cell:

@@ -74,8 +74,8 @@ _FIELD_TEXT: Mapping[str, str] = {
     "wait": "blocked in next(loader)",
     "gpu_others_sm": "SM share of other processes",
     "others_cpu_cores": "CPU cores of other processes",
-    "bench_rss": "RAM of the training process",
-    "bench_cpu_cores": "CPU cores of the training process",
+    "training_rss": "RAM of the training process",
+    "training_cpu_cores": "CPU cores of the training process",
     "compute_only_samples": "compute only",
 }
 """Names that read badly with their underscores taken out; without the suffix of their unit."""

@@ -4,8 +4,8 @@ that failed."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, shm_refusal
-from loadtune.probe.runs import ROOM
+from loadtune.limits.host_memory import host_memory_refusal, prefetch_bytes, shm_refusal
+from loadtune.limits.runs import ROOM
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import TrialFailure
@@ -15,7 +15,7 @@ from loadtune.search.span import largest_batch, named_sizes
 from loadtune.units import bytes_text
 
 LOST, LOST_BYTES = 0.01, 1 << 30
-"""Share of the budget, or bytes, that have to be gone before anything is said: a bench that was replaced takes its
+"""Share of the budget, or bytes, that have to be gone before anything is said: a training that was replaced takes its
 context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 
 

@@ -39,7 +39,7 @@ FEW = 6
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     """Search the space; the user's own loader settings come first. Returns what was learned."""
-    from loadtune.search.study import OptunaStudy  # late: half a second that the bench's start hides
+    from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
 
     with run.stage("study"):
         note_lost_memory(run)
@@ -167,18 +167,18 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
                 ram_bytes=run.host.ram_available_bytes,
                 precisions=tuple(searched.recipes),
             ),
-            bench=run.bench,
+            training=run.training,
             model=search.model(),
             able=search.able(),
             points=lambda configs: points_at(configs, search.job),
             left_s=lambda: run.left_s,
             tries_all=run.config.remedies == "all",
         )
-        run.bench.finish_by(run.until(OF_LEFT))
+        run.training.finish_by(run.until(OF_LEFT))
         try:
             run.aside("Not all changes of the code were examined", stack.build)
         finally:
-            run.bench.finish_by(run.until(1.0))
+            run.training.finish_by(run.until(1.0))
         run.changes = stack
         if stack.steps and not any(trial.config.remedies for trial in run.trials):
             run.searched = None  # it goes on, with them

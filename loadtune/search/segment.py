@@ -1,5 +1,5 @@
 """One segment of training under one configuration: what of it counts, how long it may take, how it is timed on the
-bench, and what other processes did meanwhile."""
+training, and what other processes did meanwhile."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure,
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run import Run
-from loadtune.seams import Bench, Clock, Sensor
+from loadtune.seams import Clock, Sensor, Training
 from loadtune.units import counted, efficiency_text, percent_text, rate_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
@@ -124,7 +124,7 @@ def expected_seconds(
 
 
 def run_trial(
-    bench: Bench,
+    training: Training,
     sensor: Sensor,
     clock: Clock,
     config: TrialConfig,
@@ -141,7 +141,7 @@ def run_trial(
         return window.loss_is_finite is not False and segment.add(window)
 
     started = clock.now()
-    run = bench.time_training(config, WINDOW_S, watch)
+    run = training.time_training(config, WINDOW_S, watch)
     if isinstance(run, TrialFailure):
         return run
     if seen and seen[-1].loss_is_finite is False:
@@ -212,7 +212,7 @@ def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | 
     segment = Segment(config.loader, segment_seconds(run.config.time_budget_s), limit_s)
     epoch_samples = None if run.facts is None else run.facts.dataset_length
     try:
-        outcome = run_trial(run.bench, run, run.clock, config, segment, run.tell_window, epoch_samples)
+        outcome = run_trial(run.training, run, run.clock, config, segment, run.tell_window, epoch_samples)
     except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
         if isinstance(error, OutOfTimeError) or not config.remedies:
             raise

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtune.errors import UsageError
-from loadtune.probe.recipe import SMALL, STEP_S, power_of_two_to
+from loadtune.limits.recipe import SMALL, STEP_S, power_of_two_to
 from loadtune.records.config import MEMORY_FORMATS, Dimension, Precision, Recipe, TrialConfig, TuneConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.memory import MemoryCeiling

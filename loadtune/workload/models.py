@@ -89,7 +89,7 @@ def _checked(model: Any, name: str) -> nn.Module:
         )
     if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
         return model  # not even `cpu()`, which refuses tensors of shapes alone
-    return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
+    return model.cpu()  # the device is the training's to choose, and its memory the training's to count
 
 
 def _without_own_training(model: nn.Module) -> nn.Module:

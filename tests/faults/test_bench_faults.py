@@ -1,4 +1,4 @@
-"""What dies or hangs in the bench is data, names its sample, and leaves nothing behind; the next request works."""
+"""What dies or hangs in the training is data, names its sample, and leaves nothing behind; the next request works."""
 
 import functools
 import math
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bench_rig import TESTS, Windows, bench_on, fault, trial
+from training_rig import TESTS, Windows, fault, training_on, trial
 
-from loadtune.bench import client
-from loadtune.bench.process import LEFT_OUT, MAX_BYTES
-from loadtune.errors import BenchError, OutOfTimeError
+from loadtune.errors import OutOfTimeError, TrainingError
 from loadtune.host.memory import Ram, read_oom_kills
 from loadtune.host.processes import RamGuard, anonymous_bytes, tree_bytes
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
+from loadtune.training import client
+from loadtune.training.process import LEFT_OUT, MAX_BYTES
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.
 GONE_S = 10.0
@@ -34,26 +34,26 @@ needs_shm = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared mem
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+def training(tmp_path_factory):
     """One for all tests, in this order: that the next one's request works is part of each."""
-    with bench_on(tmp_path_factory.mktemp("bench"), "Misbehaves", "MisbehavesByBatch") as started:
+    with training_on(tmp_path_factory.mktemp("training"), "Misbehaves", "MisbehavesByBatch") as started:
         yield started
 
 
 @pytest.fixture
-def impatient(bench, monkeypatch):
-    monkeypatch.setattr(bench, "_hang_s", 2.0)
-    return bench
+def impatient(training, monkeypatch):
+    monkeypatch.setattr(training, "_hang_s", 2.0)
+    return training
 
 
-def tried(bench, batch_size):
-    return bench.try_batch(BatchTry(recipe=Recipe(), batch_size=batch_size))
+def tried(training, batch_size):
+    return training.try_batch(BatchTry(recipe=Recipe(), batch_size=batch_size))
 
 
-def failure_of(bench, words, num_workers, enough=ENDLESS):
+def failure_of(training, words, num_workers, enough=ENDLESS):
     """How training ends where a sample does that."""
     with fault(words):
-        failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough))
+        failure = training.time_training(trial(num_workers=num_workers), 0.05, Windows(enough))
     assert isinstance(failure, TrialFailure)
     return failure
 
@@ -84,37 +84,37 @@ def until(condition, timeout_s=GONE_S):
 
 
 def test_a_first_sample_that_hangs_is_named(impatient):
-    with fault("hang main 0"), pytest.raises(BenchError) as raised:
+    with fault("hang main 0"), pytest.raises(TrainingError) as raised:
         impatient.describe()
     assert "dataset[0] did not return for " in str(raised.value)
     assert "in the training process" in str(raised.value)
 
 
-def test_a_sample_that_raises_is_named_by_its_index(bench):
-    bench.describe()
-    before = bench.pid
+def test_a_sample_that_raises_is_named_by_its_index(training):
+    training.describe()
+    before = training.pid
     for num_workers in (0, 1):
-        failure = failure_of(bench, "fail any 5", num_workers)
+        failure = failure_of(training, "fail any 5", num_workers)
         assert failure.kind == "user_error"
         assert "dataset[5]" in failure.message
         assert "ValueError: broken sample" in failure.message
-        assert "bench_workloads.py" in failure.log_tail
+        assert "training_workloads.py" in failure.log_tail
         assert "loadtune/workload" not in failure.log_tail
-    assert tried(bench, 8).fits
-    assert bench.pid == before, "a user's exception costs no new process"
+    assert tried(training, 8).fits
+    assert training.pid == before, "a user's exception costs no new process"
 
 
 @pytest.mark.parametrize(("what", "how"), [("crash", "was ended by SIGSEGV"), ("exit", "exited with code 3")])
-def test_a_sample_that_ends_its_worker_is_named(bench, what, how):
-    failure = failure_of(bench, f"{what} worker 41", num_workers=2)
+def test_a_sample_that_ends_its_worker_is_named(training, what, how):
+    failure = failure_of(training, f"{what} worker 41", num_workers=2)
     assert failure.kind == "crash"
     assert failure.message.startswith(f"A worker {how} while it loaded dataset[41] (in a batch of 8: ")
 
 
-def test_a_worker_that_is_killed_is_told_apart(bench):
-    failure = failure_of(bench, "kill worker any", num_workers=2, enough=1)
+def test_a_worker_that_is_killed_is_told_apart(training):
+    failure = failure_of(training, "kill worker any", num_workers=2, enough=1)
     assert (failure.kind, failure.phase) == (KILLED, "first batch")
-    assert isinstance(bench.time_training(trial(), 0.05, Windows(enough=1)), TrainingRun)
+    assert isinstance(training.time_training(trial(), 0.05, Windows(enough=1)), TrainingRun)
 
 
 def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
@@ -126,7 +126,7 @@ def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
     assert "] (in a batch of 8: " in failure.message
     assert " did not return for " in failure.message
     assert failure.message.endswith("in a worker; the training process was ended.")
-    assert "bench_workloads.py" in failure.log_tail, "where in the user's code it hung"
+    assert "training_workloads.py" in failure.log_tail, "where in the user's code it hung"
     assert "next_batch" in failure.log_tail, "and where the training process waited"
     assert until(lambda: not group_of(leader))
 
@@ -138,15 +138,15 @@ def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
     assert failure.message.endswith("in the training process, which was ended.")
 
 
-def test_a_sample_that_ends_the_training_process_is_named(bench):
-    first, facts = bench.pid, bench.describe()
-    failure = failure_of(bench, "abort main 41", num_workers=0)
+def test_a_sample_that_ends_the_training_process_is_named(training):
+    first, facts = training.pid, training.describe()
+    failure = failure_of(training, "abort main 41", num_workers=0)
     assert failure.kind == "crash"
     assert failure.message.startswith("The training process was ended by SIGABRT while it loaded dataset[41]")
     assert "Fatal Python error" in failure.log_tail
-    assert tried(bench, 8).fits
-    assert bench.pid != first
-    assert bench.describe() is facts
+    assert tried(training, 8).fits
+    assert training.pid != first
+    assert training.describe() is facts
 
 
 def test_a_step_that_hangs_is_a_failed_probe(impatient):
@@ -154,81 +154,81 @@ def test_a_step_that_hangs_is_a_failed_probe(impatient):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
-def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(bench):
-    failure = tried(bench, 5).failure
+def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(training):
+    failure = tried(training, 5).failure
     assert failure.kind == "host_oom", failure.log_tail
     assert "refused" in failure.message
 
 
-def test_ctrl_c_while_waiting_leaves_nothing(bench):
+def test_ctrl_c_while_waiting_leaves_nothing(training):
     def interrupt():
-        until(lambda: bench.pid is not None)
-        leaders.append(bench.pid)
+        until(lambda: training.pid is not None)
+        leaders.append(training.pid)
         time.sleep(0.5)
         signal.raise_signal(signal.SIGINT)
 
     leaders = []
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        tried(bench, 6)
+        tried(training, 6)
     assert not group_of(leaders[0])
 
 
-def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(bench, monkeypatch):
+def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(training, monkeypatch):
     def end_it(reached):
         until(reached.exists, 120.0)
-        bench.finish_by(time.monotonic() + 4.0)
+        training.finish_by(time.monotonic() + 4.0)
 
-    monkeypatch.setattr(bench, "_until_s", math.inf)
+    monkeypatch.setattr(training, "_until_s", math.inf)
     with fault("hang worker 41") as reached:
         threading.Thread(target=end_it, args=(reached,)).start()
         with pytest.raises(OutOfTimeError) as raised:
-            bench.time_training(trial(num_workers=2), 0.05, Windows(ENDLESS))
+            training.time_training(trial(num_workers=2), 0.05, Windows(ENDLESS))
     assert raised.value.stuck.startswith("dataset[41] (in a batch of 8: ")
-    assert bench.pid is None
+    assert training.pid is None
     with pytest.raises(OutOfTimeError):
-        bench.time_training(trial(), 0.05, Windows(enough=1))
-    assert bench.pid is None, "nothing is started once the time is over"
+        training.time_training(trial(), 0.05, Windows(enough=1))
+    assert training.pid is None, "nothing is started once the time is over"
 
 
 @needs_shm
-def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_midst(bench, monkeypatch):
+def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_midst(training, monkeypatch):
     workers, given_up = set(), []
 
     def watch(window):
-        workers.update(set(group_of(bench.pid)) - {bench.pid})
+        workers.update(set(group_of(training.pid)) - {training.pid})
         assert segments_of(workers), "nothing to take away: the test tests nothing"
         return False
 
     def give_up(window):
         given_up.append(window)
-        bench.finish_by(time.monotonic())
+        training.finish_by(time.monotonic())
         return watch(window) or True
 
     with fault("litter worker any"):
-        bench.time_training(trial(num_workers=2), 0.05, watch)
+        training.time_training(trial(num_workers=2), 0.05, watch)
         assert len(workers) == 2
-        bench.time_training(trial(), 0.05, Windows(enough=1))  # else the workers go on, for the next trial
+        training.time_training(trial(), 0.05, Windows(enough=1))  # else the workers go on, for the next trial
         assert until(lambda: not segments_of(workers))
         workers.clear()
-        monkeypatch.setattr(bench, "_until_s", math.inf)
+        monkeypatch.setattr(training, "_until_s", math.inf)
         with pytest.raises(OutOfTimeError) as raised:
-            bench.time_training(trial(num_workers=2), 0.05, give_up)
+            training.time_training(trial(num_workers=2), 0.05, give_up)
     assert raised.value.stuck is None, "no sample hung"
     assert len(given_up) == 1, "a moment that the watch itself sets holds at once"
     assert len(workers) == 2
     assert until(lambda: not segments_of(workers))
 
 
-def test_a_dataset_that_prints_for_each_sample_fills_no_disk(bench):
+def test_a_dataset_that_prints_for_each_sample_fills_no_disk(training):
     with fault("print worker any"):
-        assert isinstance(bench.time_training(trial(64, num_workers=1), 0.1, Windows(enough=30)), TrainingRun)
-    log = bench._log_path
+        assert isinstance(training.time_training(trial(64, num_workers=1), 0.1, Windows(enough=30)), TrainingRun)
+    log = training._log_path
     assert log.stat().st_size <= MAX_BYTES
     assert log.read_bytes().count(LEFT_OUT) == 1
 
 
-def test_a_trial_that_takes_all_ram_is_ended(bench, monkeypatch):
+def test_a_trial_that_takes_all_ram_is_ended(training, monkeypatch):
     room, begun = 200 * MIB, []
 
     def ram(pid):
@@ -238,7 +238,7 @@ def test_a_trial_that_takes_all_ram_is_ended(bench, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "RamGuard", lambda pid: RamGuard(pid, ram=functools.partial(ram, pid)))
-        failure = failure_of(bench, "keep worker any", num_workers=1)
+        failure = failure_of(training, "keep worker any", num_workers=1)
     assert (failure.kind, failure.phase) == ("host_oom", "training")
     assert failure.grown_bytes > room / 2
     assert "more RAM in this trial" in failure.message
@@ -247,24 +247,24 @@ def test_a_trial_that_takes_all_ram_is_ended(bench, monkeypatch):
 
 def test_a_bench_that_never_starts_is_an_error_with_its_log(tmp_path):
     (tmp_path / "torch.py").write_text("import os\nos.abort()\n")
-    with bench_on(tmp_path) as bench, pytest.MonkeyPatch.context() as patch:
+    with training_on(tmp_path) as training, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with pytest.raises(BenchError) as raised:
-            bench.describe()
-        assert bench.pid is None
+        with pytest.raises(TrainingError) as raised:
+            training.describe()
+        assert training.pid is None
     assert "Fatal Python error" in str(raised.value)
 
 
 CONTROLLER = """
 import pathlib, sys
-from bench_rig import bench_on, fault, trial
+from training_rig import training_on, fault, trial
 
 def watch(window):
-    print(bench.pid, flush=True)
+    print(training.pid, flush=True)
     return True
 
-with bench_on(pathlib.Path(sys.argv[1]), "Misbehaves") as bench, fault("litter worker any"):
-    bench.time_training(trial(num_workers=2), 0.05, watch)
+with training_on(pathlib.Path(sys.argv[1]), "Misbehaves") as training, fault("litter worker any"):
+    training.time_training(trial(num_workers=2), 0.05, watch)
 """
 
 
@@ -280,7 +280,7 @@ def test_a_killed_controller_takes_the_bench_its_workers_and_their_files_along(s
     ) as controller:
         leader = int(controller.stdout.readline())
         group = group_of(leader)
-        assert len(group) == 3, "the bench and two workers"
+        assert len(group) == 3, "the training and two workers"
         assert segments_of(group), "nothing to take away: the test tests nothing"
         assert list(short_tmp.rglob("pymp-*")), "nothing to take away: the test tests nothing"
         controller.kill()
@@ -293,17 +293,17 @@ def test_a_training_process_that_is_killed_is_not_out_of_memory_and_leaves_no_te
     sockets = []
 
     def kill(window):
-        os.kill(bench.pid, signal.SIGKILL)
+        os.kill(training.pid, signal.SIGKILL)
         return True
 
     def watch(window):
         sockets.extend(short_tmp.rglob("pymp-*"))
         return False
 
-    with bench_on(tmp_path, "Misbehaves") as bench, fault("litter worker any"):
-        failure = bench.time_training(trial(num_workers=1), 0.05, kill)
+    with training_on(tmp_path, "Misbehaves") as training, fault("litter worker any"):
+        failure = training.time_training(trial(num_workers=1), 0.05, kill)
         assert (failure.kind, failure.phase) == (KILLED, "training")
-        assert isinstance(bench.time_training(trial(num_workers=2), 0.05, watch), TrainingRun)
+        assert isinstance(training.time_training(trial(num_workers=2), 0.05, watch), TrainingRun)
         assert list(short_tmp.rglob("of a worker")), "nothing to take away: the test tests nothing"
     assert sockets, "nothing to take away: the test tests nothing"
     assert list(short_tmp.iterdir()) == []

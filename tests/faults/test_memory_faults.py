@@ -6,22 +6,22 @@ import subprocess
 import sys
 
 import pytest
-from bench_rig import TESTS, bench_on
+from training_rig import TESTS, training_on
 
-from loadtune.bench import memory as bench_memory
 from loadtune.records.config import Recipe
 from loadtune.records.memory import BatchTry
+from loadtune.training import memory as bench_memory
 
 needs_limit = pytest.mark.skipif(bench_memory.status_bytes("VmData") is None, reason="no VmData to limit")
 
 
 IN_A_NAMESPACE = """
 import pathlib, subprocess, sys
-from bench_rig import Windows, bench_on, trial
-with bench_on(pathlib.Path(sys.argv[1])) as bench:
+from training_rig import Windows, training_on, trial
+with training_on(pathlib.Path(sys.argv[1])) as training:
     for options in ("size=200k", "ro"):
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)
-        failure = bench.time_training(trial(batch_size=512, num_workers=2), 0.05, Windows(enough=1))
+        failure = training.time_training(trial(batch_size=512, num_workers=2), 0.05, Windows(enough=1))
         print(failure.kind, failure.message)
 """
 
@@ -45,42 +45,44 @@ def test_a_shm_that_is_too_small_or_read_only_is_not_blamed_on_the_dataset(tmp_p
 
 @needs_limit
 def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_it(tmp_path):
-    with bench_on(tmp_path, model="wide_on_a_small_budget") as bench:
-        bench.describe()
-        before = bench.pid
-        too_large = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=2000))  # 8 GB an activation
+    with training_on(tmp_path, model="wide_on_a_small_budget") as training:
+        training.describe()
+        before = training.pid
+        too_large = training.try_batch(BatchTry(recipe=Recipe(), batch_size=2000))  # 8 GB an activation
         assert too_large.failure.kind == "oom"
         assert "can't allocate memory" in too_large.failure.message
         assert too_large.seconds < 5.0, "refused, not filled"
-        again = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=100))  # the first activation fits, not all of them
+        again = training.try_batch(
+            BatchTry(recipe=Recipe(), batch_size=100)
+        )  # the first activation fits, not all of them
         assert again.failure.kind == "oom"
-        fitting = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8))
+        fitting = training.try_batch(BatchTry(recipe=Recipe(), batch_size=8))
         assert fitting.fits
         assert fitting.peak_bytes <= fitting.budget_bytes
-        assert bench.pid == before
+        assert training.pid == before
 
 
 def test_a_size_whose_evaluation_runs_out_of_memory_trains_and_is_not_verified(tmp_path, in_thread):
-    with bench_on(tmp_path, model="OutOfMemoryInEvaluation") as bench:
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
-        failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8, verify=True)).failure
+    with training_on(tmp_path, model="OutOfMemoryInEvaluation") as training:
+        assert training.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
+        failure = training.try_batch(BatchTry(recipe=Recipe(), batch_size=8, verify=True)).failure
         assert (failure.kind, failure.phase) == ("oom", "evaluation")
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
+        assert training.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
 
 
 def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path, in_thread):
-    with bench_on(tmp_path, model="ClaimsOutOfMemoryAbove4") as bench:
-        failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).failure
+    with training_on(tmp_path, model="ClaimsOutOfMemoryAbove4") as training:
+        failure = training.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).failure
         assert failure.kind == "user_error"
-        assert "bench_workloads.py" in failure.log_tail
+        assert "training_workloads.py" in failure.log_tail
 
 
 @needs_limit
 def test_threads_that_start_under_a_full_limit_do_not_end_the_process():
     script = (
         "import torch\n"
-        "from loadtune.bench import memory as bench_memory\n"
-        "from loadtune.bench.memory import CpuMemory\n"
+        "from loadtune.training import memory as bench_memory\n"
+        "from loadtune.training.memory import CpuMemory\n"
         "torch.set_num_threads(16)\n"
         "held = torch.empty(1 << 22)\n"
         "CpuMemory.budget_bytes = lambda self: bench_memory.rss_bytes() + (1 << 20)\n"

@@ -2,8 +2,8 @@
 
 import json
 
-from bench_rig import Windows, bench_on, trial
 from cli_rig import Command
+from training_rig import Windows, training_on, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
@@ -14,7 +14,7 @@ SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision
 
 
 def of(dataset):
-    return ("run", "--dataset", f"bench_workloads:{dataset}", "--model", "bench_workloads:Linear", *SHORT)
+    return ("run", "--dataset", f"training_workloads:{dataset}", "--model", "training_workloads:Linear", *SHORT)
 
 
 def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_path):
@@ -40,15 +40,15 @@ def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path, in_thread):
 
 
 def test_a_window_says_that_the_loss_was_not_finite(tmp_path, in_thread):
-    with bench_on(tmp_path, "NanAtIndex") as bench:
+    with training_on(tmp_path, "NanAtIndex") as training:
         windows = Windows(4)
-        run = bench.time_training(trial(batch_size=128), 0.1, windows)
+        run = training.time_training(trial(batch_size=128), 0.1, windows)
         assert not isinstance(run, TrialFailure)
         assert windows[-1].loss_is_finite is False
 
 
 def test_a_compute_only_rate_is_not_timed_with_a_loss_that_is_not_finite(tmp_path, in_thread):
-    with bench_on(tmp_path, "AllNan") as bench:
-        failure = bench.time_compute(Recipe(), 8, 0.1)
+    with training_on(tmp_path, "AllNan") as training:
+        failure = training.time_compute(Recipe(), 8, 0.1)
         assert isinstance(failure, TrialFailure)
         assert failure.kind == "non_finite_loss"

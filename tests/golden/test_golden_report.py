@@ -69,7 +69,7 @@ def test_the_kept_result_reads_as_it_did(name: str) -> None:
 def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> None:
     """What 0.1.0 kept of the machine, and no more: the rest is not known, and the report says what it said."""
     first = {"seconds", "gpu_utilization_fraction", "gpu_memory_used_bytes", "gpu_power_w"}
-    first |= {"cpu_utilization_fraction", "bench_cpu_cores", "bench_rss_bytes"}
+    first |= {"cpu_utilization_fraction", "training_cpu_cores", "training_rss_bytes"}
     older = json.loads((HERE / "result.json").read_text(encoding="utf-8"))
     for measured in (*older["trials"], *older["finalists"]):
         for run in (measured.get("measurement"), *measured.get("runs", ())):

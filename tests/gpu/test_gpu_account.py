@@ -12,38 +12,38 @@ import pytest
 import torch
 
 import loadtune
-from loadtune.bench import BenchClient
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_spec, varied
 from loadtune.footprint.trace.records import TracedLine
 from loadtune.host import choose_device, read_host
 from loadtune.records.config import Precision, Recipe, WorkloadSpec
 from loadtune.records.footprint import Checkpoint, StepAccount, StepOptimizer, StepVariant, block_bytes
+from loadtune.training import TrainingClient
 
 pytestmark = pytest.mark.gpu
 
 TESTS = Path(__file__).resolve().parents[1]
 MIB = 2**20
 RESNET = WorkloadSpec(model="resnet18")
-LINEAR = WorkloadSpec(dataset="bench_workloads:Images", model="bench_workloads:Linear")
+LINEAR = WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear")
 
 
 @contextmanager
-def bench_of(spec: WorkloadSpec, folder: Path) -> Iterator[BenchClient]:
+def bench_of(spec: WorkloadSpec, folder: Path) -> Iterator[TrainingClient]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}", prepend=os.pathsep)
-        with BenchClient(spec, choose_device(read_host(), "cuda"), log_path=folder / "bench.log") as client:
+        with TrainingClient(spec, choose_device(read_host(), "cuda"), log_path=folder / "training.log") as client:
             yield client
 
 
 @pytest.fixture(scope="module")
-def resnet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchClient]:
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingClient]:
     with bench_of(RESNET, tmp_path_factory.mktemp("resnet")) as client:
         yield client
 
 
-def measured(bench: BenchClient, asked: StepVariant) -> StepAccount:
-    found = bench.account(asked)
+def measured(training: TrainingClient, asked: StepVariant) -> StepAccount:
+    found = training.account(asked)
     assert isinstance(found, StepAccount), found
     return found
 
@@ -52,9 +52,9 @@ def test_a_linear_layer_is_what_arithmetic_says(tmp_path: Path) -> None:
     batch, inputs, outputs = 4096, 3 * 8 * 8, 3
     parameters = block_bytes(inputs * outputs * 4) + block_bytes(outputs * 4)
     copies: dict[StepOptimizer, int] = {"sgd_plain": 0, "sgd": 1, "adamw": 2}
-    with bench_of(LINEAR, tmp_path) as bench:
+    with bench_of(LINEAR, tmp_path) as training:
         for optimizer, count in copies.items():
-            account = measured(bench, StepVariant(recipe=Recipe(), batch_size=batch, optimizer=optimizer))
+            account = measured(training, StepVariant(recipe=Recipe(), batch_size=batch, optimizer=optimizer))
             largest = account.largest
             assert largest.parameters_bytes == largest.gradients_bytes == parameters
             assert largest.optimizer_state_bytes == count * parameters
@@ -67,7 +67,7 @@ def test_a_linear_layer_is_what_arithmetic_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "sgd"), ("bf16", "adamw"), ("fp16", "sgd")])
 def test_resnet18_is_explained_to_two_per_cent(
-    resnet: BenchClient, precision: Precision, optimizer: StepOptimizer
+    resnet: TrainingClient, precision: Precision, optimizer: StepOptimizer
 ) -> None:
     asked = StepVariant(recipe=Recipe(precision=precision), batch_size=64, optimizer=optimizer)
     account = measured(resnet, asked)
@@ -87,7 +87,7 @@ def test_resnet18_is_explained_to_two_per_cent(
     assert estimate.peak_bytes == pytest.approx(account.peak_bytes, rel=0.1)
 
 
-def test_checkpointed_blocks_keep_less_and_a_watched_session_goes_on(resnet: BenchClient) -> None:
+def test_checkpointed_blocks_keep_less_and_a_watched_session_goes_on(resnet: TrainingClient) -> None:
     asked = StepVariant(recipe=Recipe(), batch_size=64)
     plain = measured(resnet, asked)
     kept = measured(resnet, StepVariant(recipe=Recipe(), batch_size=64, checkpoint=Checkpoint()))

@@ -9,8 +9,8 @@ from torch import nn
 from torchvision import transforms as v1
 from workload_rig import workload_of
 
-from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.records.config import LoaderConfig, Recipe
+from loadtune.training.trainer import ResidentModel, Trainer
 
 pytestmark = pytest.mark.gpu
 

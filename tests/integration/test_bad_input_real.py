@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from loadtune.cli import app
 
-W = "bench_workloads:"
+W = "training_workloads:"
 LINEAR, GOOD = f"--model {W}Linear", f"--dataset {W}Images"
 # (words, what the message says): found, allowed, what to do.
 BAD = {
@@ -82,7 +82,7 @@ def check_message(name, code, stderr):
     assert all(words in message for words in BAD[name][1]), message
     assert os.sep + "loadtune" + os.sep not in message, message
     assert ("Traceback" in stderr) == (name in OWN_TRACEBACK), stderr
-    assert ("bench_workloads.py" in stderr) == (name in OWN_TRACEBACK)
+    assert ("training_workloads.py" in stderr) == (name in OWN_TRACEBACK)
     assert "loadtune/" not in stderr, stderr
 
 
@@ -120,4 +120,4 @@ def test_verbose_adds_our_traceback_and_keeps_the_log(tmp_path):
     assert all(words in ended.stderr for words in BAD["factory exits"][1])
     assert f"{os.sep}loadtune{os.sep}" in ended.stderr
     assert ended.left_behind == []
-    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log"]
+    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["training.log"]

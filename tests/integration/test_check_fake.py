@@ -12,19 +12,21 @@ from loadtune.records.config import Fixed, TuneConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import TuningResult
-from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
+from loadtune.testing import FakeSensor, FakeTraining, Surface, fake_facts, fake_host
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
-    return tune_fake(FakeBench(), tmp_path_factory.mktemp("stored"))
+    return tune_fake(FakeTraining(), tmp_path_factory.mktemp("stored"))
 
 
 def checked(
-    stored: TuningResult, bench: FakeBench, *, tolerance: float = 0.1, budget_s: float = 60.0, cores: int = 16
+    stored: TuningResult, training: FakeTraining, *, tolerance: float = 0.1, budget_s: float = 60.0, cores: int = 16
 ) -> Check:
-    host, sensor = fake_host(num_usable_cores=cores), FakeSensor(bench.clock)
-    return check_on(bench, sensor, bench.clock, stored, host, GPU, tolerance_fraction=tolerance, time_budget_s=budget_s)
+    host, sensor = fake_host(num_usable_cores=cores), FakeSensor(training.clock)
+    return check_on(
+        training, sensor, training.clock, stored, host, GPU, tolerance_fraction=tolerance, time_budget_s=budget_s
+    )
 
 
 def runs_of(check: Check) -> tuple[Measurement, ...]:
@@ -33,7 +35,7 @@ def runs_of(check: Check) -> tuple[Measurement, ...]:
 
 
 def test_an_unchanged_machine_holds(stored: TuningResult) -> None:
-    check = checked(stored, FakeBench(seed=7))
+    check = checked(stored, FakeTraining(seed=7))
     assert check.outcome == "held", check.reason
     assert len(runs_of(check)) >= 3
     assert check.result is not None
@@ -46,18 +48,18 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
     """Workers that start in each epoch make an epoch of few samples far slower than training is meanwhile."""
     facts = dataclasses.replace(fake_facts(Surface()), dataset_length=3000)
     fix = (Fixed(name="persistent_workers", value=False), Fixed(name="num_workers", value=8))
-    stored, told = tune_fake(FakeBench(facts=facts), tmp_path, TuneConfig(fix=fix)), list[str]()
-    bench = FakeBench(facts=facts, seed=7)
+    stored, told = tune_fake(FakeTraining(facts=facts), tmp_path, TuneConfig(fix=fix)), list[str]()
+    training = FakeTraining(facts=facts, seed=7)
     assert stored.best is not None
     assert not stored.best.config.loader.persistent_workers
-    check_on(bench, FakeSensor(bench.clock), bench.clock, stored, fake_host(), GPU, tell=told.append)
+    check_on(training, FakeSensor(training.clock), training.clock, stored, fake_host(), GPU, tell=told.append)
     shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
     assert shares
     assert all(85 < share < 115 for share in shares)
 
 
 def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResult) -> None:
-    check = checked(stored, FakeBench(Surface(pinned_per_s=2600.0), seed=7), cores=12)
+    check = checked(stored, FakeTraining(Surface(pinned_per_s=2600.0), seed=7), cores=12)
     assert check.outcome == "fell", check.reason
     assert check.comparison is not None
     assert check.comparison.ratio is not None
@@ -69,27 +71,27 @@ def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResul
 
 
 def test_an_unquiet_machine_cannot_tell_and_keeps_to_its_time(stored: TuningResult) -> None:
-    bench = FakeBench(between_runs=0.3, seed=1)
-    started = bench.clock.now()
-    check = checked(stored, bench, tolerance=0.02, budget_s=40.0)
+    training = FakeTraining(between_runs=0.3, seed=1)
+    started = training.clock.now()
+    check = checked(stored, training, tolerance=0.02, budget_s=40.0)
     assert check.outcome == "unclear"
     assert len(runs_of(check)) > 3
     longest = max(run.seconds for run in runs_of(check))
-    assert bench.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
+    assert training.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
     assert "--tolerance" in check.reason
 
 
 def test_a_short_time_allows_one_run_and_says_so(stored: TuningResult) -> None:
-    check = checked(stored, FakeBench(), budget_s=1.0)
+    check = checked(stored, FakeTraining(), budget_s=1.0)
     assert (check.outcome, len(runs_of(check))) == ("unclear", 1)
     assert "Raise --time-budget" in check.reason
 
 
 def test_compiling_is_no_part_of_the_time(tmp_path: Path) -> None:
     fix = (Fixed(name="precision", value="bf16"), Fixed(name="compile", value=True))
-    stored = tune_fake(FakeBench(), tmp_path, TuneConfig(fix=fix, time_budget_s=1200.0))
-    bench = FakeBench(Surface(compile_s=70.0), seed=7)
-    check = checked(stored, bench)
+    stored = tune_fake(FakeTraining(), tmp_path, TuneConfig(fix=fix, time_budget_s=1200.0))
+    training = FakeTraining(Surface(compile_s=70.0), seed=7)
+    check = checked(stored, training)
     assert check.outcome == "held", check.reason
     assert check.result is not None
     assert check.result.finalists[0].config.recipe.compile
@@ -98,13 +100,13 @@ def test_compiling_is_no_part_of_the_time(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_cannot_tell(stored: TuningResult) -> None:
     failure = TrialFailure(kind="oom", phase="training", message="out of memory at a batch of 256")
-    check = checked(stored, FakeBench(fail=lambda config: failure))
+    check = checked(stored, FakeTraining(fail=lambda config: failure))
     assert (check.outcome, check.comparison, check.result) == ("unclear", None, None)
     assert "Run 1 failed (oom): out of memory" in check.reason
 
 
 def test_a_workload_that_cannot_be_built_here_cannot_tell(stored: TuningResult) -> None:
-    class Unbuilt(FakeBench):
+    class Unbuilt(FakeTraining):
         def describe(self):  # type: ignore[no-untyped-def]
             raise WorkloadError("no module named mine")
 

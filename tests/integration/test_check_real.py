@@ -1,12 +1,13 @@
-"""A stored winner measured again by a real bench: what is true of it holds, and a claim of twice as much does not."""
+"""A stored winner measured again by a real training: what is true of it holds, and a claim of twice as much does
+not."""
 
 import dataclasses
 import json
 
 import pytest
-from bench_rig import spec_of, trial
 from cli_rig import Command
 from forms_rig import KEPT
+from training_rig import spec_of, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app

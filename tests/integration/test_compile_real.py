@@ -1,4 +1,4 @@
-"""torch.compile in a real bench on the CPU: inductor and the machine's own C++ compiler, over a tiny model."""
+"""torch.compile in a real training on the CPU: inductor and the machine's own C++ compiler, over a tiny model."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rig import Windows, bench_on, trial
+from training_rig import Windows, training_on, trial
 
-from loadtune.bench import BenchClient
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.stream.shm_cleanup import group_members
+from loadtune.training import TrainingClient
 
 pytestmark = pytest.mark.timeout(600)  # each size is given to a C++ compiler, on whatever cores are free
 
@@ -23,23 +23,24 @@ SIZES = (2, 4)
 
 @pytest.fixture(scope="module")
 def temporary() -> Iterator[Path]:
-    """Where this module's bench makes its temporary files; with a path that is short enough for a worker's socket."""
+    """Where this module's training makes its temporary files; with a path that is short enough for a worker's
+    socket."""
     with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Iterator[Any]:
+def training(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(temporary))
-        with bench_on(tmp_path_factory.mktemp("compile")) as client:
+        with training_on(tmp_path_factory.mktemp("compile")) as client:
             yield client
 
 
 @pytest.fixture(scope="module")
-def points(bench: BenchClient) -> list[ComputePoint]:
+def points(training: TrainingClient) -> list[ComputePoint]:
     """Each size timed, and the first of them again."""
-    return [bench.time_compute(COMPILED, size, 0.05) for size in (*SIZES, SIZES[0])]
+    return [training.time_compute(COMPILED, size, 0.05) for size in (*SIZES, SIZES[0])]
 
 
 def test_each_size_is_compiled_once_and_before_it_is_timed(points: list[ComputePoint]) -> None:
@@ -50,53 +51,53 @@ def test_each_size_is_compiled_once_and_before_it_is_timed(points: list[ComputeP
         assert took > 10 * max(window.seconds / window.num_steps for window in point.windows)
 
 
-def test_the_plain_recipe_stays_plain(bench: BenchClient, points: list[ComputePoint]) -> None:
-    plain = bench.time_compute(Recipe(), SIZES[0], 0.05)
+def test_the_plain_recipe_stays_plain(training: TrainingClient, points: list[ComputePoint]) -> None:
+    plain = training.time_compute(Recipe(), SIZES[0], 0.05)
     assert isinstance(plain, ComputePoint)
     assert plain.compile_s is None
 
 
-def test_a_trial_at_a_new_size_compiles_before_its_loader_begins(bench: BenchClient) -> None:
-    run = bench.time_training(replace(trial(batch_size=6, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
+def test_a_trial_at_a_new_size_compiles_before_its_loader_begins(training: TrainingClient) -> None:
+    run = training.time_training(replace(trial(batch_size=6, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
     assert isinstance(run, TrainingRun), run
-    known = bench.time_compute(COMPILED, 6, 0.05)
+    known = training.time_compute(COMPILED, 6, 0.05)
     assert isinstance(known, ComputePoint)
     assert known.compile_s == 0.0, "the trial had it compiled"
 
 
-def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(bench: BenchClient) -> None:
+def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(training: TrainingClient) -> None:
     asked = BatchTry(recipe=COMPILED, batch_size=6, verify=True, partial_batch_size=2)
-    report = bench.try_batch(asked)
+    report = training.try_batch(asked)
     assert isinstance(report, FitReport)
     assert report.fits, report.failure
     assert (report.step_s or 0.0) < report.seconds / 2, "compiling is no part of a step"
 
 
-def test_nothing_is_left_behind(bench: BenchClient, points: list[ComputePoint], temporary: Path) -> None:
-    bench.start()
-    pid = bench.pid
+def test_nothing_is_left_behind(training: TrainingClient, points: list[ComputePoint], temporary: Path) -> None:
+    training.start()
+    pid = training.pid
     assert any(temporary.glob("loadtune-*/compiled/*"))
-    bench.close()
+    training.close()
     assert not any(temporary.iterdir())
     assert not group_members(pid)
 
 
 def test_a_missing_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    with bench_on(tmp_path) as client:
+    with training_on(tmp_path) as client:
         failure = client.time_compute(COMPILED, 8, 0.05)
         assert isinstance(failure, TrialFailure)
         assert failure.kind == "unsupported"
         assert failure.message.startswith("torch.compile failed: ")
         assert "No working C++ compiler found" in failure.message
-        assert isinstance(client.time_compute(Recipe(), 8, 0.05), ComputePoint), "the bench goes on"
+        assert isinstance(client.time_compute(Recipe(), 8, 0.05), ComputePoint), "the training goes on"
 
 
 def test_a_compiler_that_is_switched_off_is_told(
     tmp_path: Path, in_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.compile", lambda module, **options: module)  # as TORCH_COMPILE_DISABLE has it
-    with bench_on(tmp_path) as client:
+    with training_on(tmp_path) as client:
         failure = client.time_compute(COMPILED, 8, 0.05)
         assert isinstance(failure, TrialFailure)
         assert "found nothing in the model to compile" in failure.message

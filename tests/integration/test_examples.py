@@ -18,13 +18,12 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from bench_rig import CPU, Windows
-from bench_workloads import has_trial
 from cli_rig import until
 from torch.utils.data import DataLoader
+from training_rig import CPU, Windows
+from training_workloads import has_trial
 
 from loadtune import TuneConfig, load_result
-from loadtune.bench import BenchClient
 from loadtune.cli import app
 from loadtune.cli_options import settings
 from loadtune.options import TABLE, with_settings
@@ -32,6 +31,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.records.memory import BatchTry
 from loadtune.step_memory import Wanted, step_report
+from loadtune.training import TrainingClient
 from loadtune.workload.tasks import takes_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,14 +134,14 @@ def test_the_training_process_trains_it(script: Path, request, monkeypatch, tmp_
         request.getfixturevalue("in_thread")
     monkeypatch.chdir(ROOT)
     spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
-    with BenchClient(spec, CPU, log_path=tmp_path / "bench.log", hang_s=60.0) as bench:
-        facts = bench.describe()
+    with TrainingClient(spec, CPU, log_path=tmp_path / "training.log", hang_s=60.0) as training:
+        facts = training.describe()
         loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=int(through_a_worker))
         recipe = Recipe(precision=facts.precisions[0])
-        tried = bench.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
+        tried = training.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
         assert tried.failure is None
         assert tried.batch_size == 2 * loader.batch_size
-        timed = bench.time_training(TrialConfig(loader=loader, recipe=recipe), 0.2, Windows(2))
+        timed = training.time_training(TrialConfig(loader=loader, recipe=recipe), 0.2, Windows(2))
     assert isinstance(timed, TrainingRun)
     assert all(window.num_samples == window.num_steps * loader.batch_size for window in timed.windows)
     assert ("stream" if facts.dataset_length is None else "rows") == ("stream" if script.stem == "shards" else "rows")

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-import bench_workloads
 import pytest
 import torch
+import training_workloads
 from forms_rig import KEPT, imported, on_cpu
 from torch import nn
 from torch.utils.data import DataLoader
@@ -21,7 +21,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
-        self.linear = nn.Linear(4 * 36, bench_workloads.NUM_CLASSES)
+        self.linear = nn.Linear(4 * 36, training_workloads.NUM_CLASSES)
 
     def forward(self, images):
         self.was_channels_last = images.is_contiguous(memory_format=torch.channels_last)
@@ -30,7 +30,7 @@ class Net(nn.Module):
         return outputs
 
 
-class Few(bench_workloads.Images):
+class Few(training_workloads.Images):
     def __len__(self):
         return 20
 

@@ -12,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, Dataset
+from training_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 
 from loadtune import DeviceError, Job, LoadtuneError, UsageError, WorkloadError, find_batch_size
 
@@ -152,8 +152,8 @@ FOUND = {
     "dense targets": ((Autoencoder(), [3, np.int64(8), 8]), {"loss": dense(3, 8, 8), "output_shape": (3, 8, 8)}),
     "one number": ((nn.Linear(4, 1), (4,)), {"loss": dense(), "output_shape": ()}),
     "names": (
-        ("bench_workloads:Linear", "bench_workloads:Images"), {"precision": "bf16", "optimizer": "adamw", "fused": True}
-    ),
+        ("training_workloads:Linear", "training_workloads:Images"), {"precision": "bf16", "optimizer": "adamw",
+        "fused": True} ),
     "a class for each pixel": ((TinyUNet(), (3, 8, 8)), {"channels_last": True}),
     "masks": ((TinyUNet(), Masks), {"channels_last": True}),
     "tokens": ((LanguageModel(), Text()), {}),
@@ -202,7 +202,7 @@ def test_a_model_is_compiled_where_that_is_asked_for(in_thread, monkeypatch, wan
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     before = counters["stats"]["unique_graphs"]
-    ceiling = find("bench_workloads:Linear", "bench_workloads:Images", compile=wanted, max_batch_size=2)
+    ceiling = find("training_workloads:Linear", "training_workloads:Images", compile=wanted, max_batch_size=2)
     assert (ceiling.batch_size, ceiling.limit) == (2, "cap")
     assert all(probe.fits for probe in ceiling.probes)
     assert (counters["stats"]["unique_graphs"] > before) == wanted
@@ -273,7 +273,7 @@ def test_a_script_without_a_main_guard(tmp_path):
 
 def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch):
     source = (
-        "import loadtune\nfrom bench_workloads import Linear\nloadtune.find_batch_size('calls:Linear', (3, 8, 8))\n"
+        "import loadtune\nfrom training_workloads import Linear\nloadtune.find_batch_size('calls:Linear', (3, 8, 8))\n"
     )
     (tmp_path / "calls.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -286,7 +286,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("loadtune.bench.client.BenchClient._await", interrupted)  # of the first request
+    monkeypatch.setattr("loadtune.training.client.TrainingClient._await", interrupted)  # of the first request
     with pytest.raises(KeyboardInterrupt):
         find(nn.Linear(4, 2), (4,))
 
@@ -368,7 +368,7 @@ def test_what_only_the_process_can_tell(in_thread, name):
         trace = error.user_traceback
         assert "in raises" in trace
         assert "loadtune/workload" not in trace
-        assert "loadtune/bench" not in trace
+        assert "loadtune/training" not in trace
 
 
 def test_what_cannot_be_loaded_there_says_where_from(tmp_path, monkeypatch):

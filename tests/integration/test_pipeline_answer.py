@@ -1,5 +1,5 @@
 """What a run gives its user to set: what is proven better than their settings, or those; and what is never called
-confirmed: crashes, losses that are not finite, rates above the compute-only rate; over a fake bench."""
+confirmed: crashes, losses that are not finite, rates above the compute-only rate; over a fake training."""
 
 import warnings
 from collections import Counter
@@ -26,7 +26,7 @@ from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.seams import Watch
-from loadtune.testing import FakeBench, Surface, fake_facts
+from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = [
     pytest.mark.usefixtures("study_in_memory"),
@@ -50,8 +50,8 @@ def said_of(result: TuningResult) -> str:
 
 @pytest.mark.parametrize("between_runs", [0.004, 0.3])
 def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path: Path, between_runs: float) -> None:
-    bench = FakeBench(ALIKE, between_runs=between_runs, seed=1)  # a gain was told for 1 of 260 seeds
-    result = tune_fake(bench, tmp_path, config_of(YOURS))
+    training = FakeTraining(ALIKE, between_runs=between_runs, seed=1)  # a gain was told for 1 of 260 seeds
+    result = tune_fake(training, tmp_path, config_of(YOURS))
     assert result.best.config == result.yours == TrialConfig(loader=OWN_LOADER, recipe=Recipe())
     assert result.best_at_your_batch == result.best
     assert exit_code(result) == 0
@@ -74,7 +74,7 @@ def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path
     surface = Surface(
         compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-4, half_batch=64.0
     )
-    result = tune_fake(FakeBench(surface), tmp_path, config_of(replace(YOURS, pin_memory=True)))
+    result = tune_fake(FakeTraining(surface), tmp_path, config_of(replace(YOURS, pin_memory=True)))
     assert result.best.config.batch_size > 64
     assert result.best_at_your_batch.config == result.yours
     said = "Keep your settings at batch size 64: nothing else that was tried there is proven faster."
@@ -82,12 +82,12 @@ def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path
     assert f"Batch {result.best.config.batch_size}: " in said_of(result)
 
 
-class Hurried(FakeBench):
+class Hurried(FakeTraining):
     """No time for a second run of anything."""
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self.clock.spend(30.0)
-        return FakeBench.time_training(self, config, window_s, watch)
+        return FakeTraining.time_training(self, config, window_s, watch)
 
 
 def test_a_gain_that_was_seen_once_is_not_told_and_warns_where_it_is_used(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ START_S, EPOCH = 1.0, 60 * 64
 """Until new workers are ready; samples of an epoch."""
 
 
-class Clocked(FakeBench):
+class Clocked(FakeTraining):
     """Workers with clocks, as real ones have."""
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
@@ -160,10 +160,12 @@ def test_the_speedup_of_a_short_epoch_is_true(tmp_path: Path, yours: tuple[int, 
     surface = Surface(
         compute_per_s={"fp32": 820.0}, half_batch=1.0, channels_last_gain=1.0, fused_gain=1.0, sample_s=1 / 100
     )
-    bench = Clocked(surface, facts=replace(fake_facts(surface), dataset_length=EPOCH), between_runs=0.005, noise=0.005)
+    training = Clocked(
+        surface, facts=replace(fake_facts(surface), dataset_length=EPOCH), between_runs=0.005, noise=0.005
+    )
     own = YourSettings(batch_size=64, num_workers=yours[0], persistent_workers=yours[1])
     fixed = (Fixed(name="batch_size", value=64), Fixed(name="pin_memory", value=True))
-    result = tune_fake(bench, tmp_path, config_of(own, fix=fixed))
+    result = tune_fake(training, tmp_path, config_of(own, fix=fixed))
     assert result.yours is not None
     before, after = (seconds_of_an_epoch(surface, config) for config in (result.yours, result.best.config))
     assert before / after > 1.5
@@ -181,13 +183,13 @@ def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_on
         loadtune.export(cut, "python")
 
 
-class Misread(FakeBench):
+class Misread(FakeTraining):
     """Other load while a recipe is timed without a loader: it reads so many times too slow."""
 
     times, left = 5.0, 10**6
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        point = FakeBench.time_compute(self, recipe, batch_size, seconds)
+        point = FakeTraining.time_compute(self, recipe, batch_size, seconds)
         if isinstance(point, TrialFailure) or not self.left:
             return point
         self.left -= 1
@@ -200,14 +202,14 @@ def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tm
     surface = Surface(
         compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.001
     )
-    bench = Misread(surface, between_runs=0.002, noise=0.002)
-    bench.times = times
+    training = Misread(surface, between_runs=0.002, noise=0.002)
+    training.times = times
 
     def listen(progress: Progress) -> None:
         if progress.stage == "confirm":
-            bench.left = min(1, bench.left)
+            training.left = min(1, training.left)
 
-    result = tune_fake(bench, tmp_path, config_of(YourSettings()), listener=listen)
+    result = tune_fake(training, tmp_path, config_of(YourSettings()), listener=listen)
     assert result.best.config == result.yours
     assert said_of(result).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
     assert result.best.compute_fraction == pytest.approx(1.0, abs=0.01)  # as planted
@@ -262,7 +264,7 @@ def crashing_in(when: Callable[[str, int], bool], stage: Stage) -> Callable[[Tri
 def test_where_every_finalist_crashed_twice_nothing_is_the_answer_and_the_crash_is_quoted(tmp_path: Path) -> None:
     stage = Stage()
     fail = crashing_in(lambda name, number: name == "confirm" and number in (2, 3), stage)
-    result = tune_fake(FakeBench(fail=fail), tmp_path, listener=stage.listen)
+    result = tune_fake(FakeTraining(fail=fail), tmp_path, listener=stage.listen)
     assert all((len(f.runs), len(f.failures)) == (1, 2) for f in result.finalists)
     assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"failed"}
     assert any("2 of its 3 runs failed" in note and CRASH in note for note in result.notes)
@@ -272,7 +274,7 @@ def test_where_every_finalist_crashed_twice_nothing_is_the_answer_and_the_crash_
 def test_who_crashed_once_is_tried_again_and_may_be_the_answer(tmp_path: Path) -> None:
     stage = Stage()
     fail = crashing_in(lambda name, number: name == "confirm" and number == 1, stage)
-    result = tune_fake(FakeBench(fail=fail), tmp_path, listener=stage.listen)
+    result = tune_fake(FakeTraining(fail=fail), tmp_path, listener=stage.listen)
     assert all(len(finalist.failures) == 1 < len(finalist.runs) for finalist in result.finalists)
     assert result.best.config != result.yours
     assert any("1 of its " in note and CRASH in note for note in result.notes)
@@ -280,7 +282,7 @@ def test_who_crashed_once_is_tried_again_and_may_be_the_answer(tmp_path: Path) -
 
 def test_a_precision_whose_loss_is_not_finite_is_not_the_answer(tmp_path: Path) -> None:
     """It would be the fastest by far."""
-    result = tune_fake(FakeBench(finite=lambda config: config.precision != "fp16"), tmp_path)
+    result = tune_fake(FakeTraining(finite=lambda config: config.precision != "fp16"), tmp_path)
     assert result.best.config.precision != "fp16"
     failed = [trial for trial in result.trials if trial.failure]
     assert {(t.config.precision, t.failure.kind) for t in failed if t.failure} == {("fp16", "non_finite_loss")}
@@ -298,7 +300,7 @@ def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_p
             bad.append(config)
         return config not in bad
 
-    result = tune_fake(FakeBench(finite=finite), tmp_path, TuneConfig(precisions=("fp16",)), listener=stage.listen)
+    result = tune_fake(FakeTraining(finite=finite), tmp_path, TuneConfig(precisions=("fp16",)), listener=stage.listen)
     assert bad
     assert result.best is None or result.best.config.precision != "fp16"
     reasons = {f.config.precision: f.unconfirmed and f.unconfirmed.reason for f in result.finalists}
@@ -307,14 +309,14 @@ def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_p
 
 
 def test_a_loss_that_is_not_finite_in_fp32_leaves_no_answer_and_is_said_to_be_the_datas(tmp_path: Path) -> None:
-    result = tune_fake(FakeBench(finite=lambda config: False), tmp_path)
+    result = tune_fake(FakeTraining(finite=lambda config: False), tmp_path)
     assert any("the dataset, the model or the loss" in note for note in result.notes)
     assert len(result.trials) <= 3
     nothing_is_handed_out(result, tmp_path)
 
 
 def test_where_every_interval_is_wider_than_its_value_your_settings_stay(tmp_path: Path) -> None:
-    result = tune_fake(FakeBench(between_runs=1.5, seed=3), tmp_path)
+    result = tune_fake(FakeTraining(between_runs=1.5, seed=3), tmp_path)
     assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"wide_interval"}
     assert any("includes 0" in note and "--time-budget" in note and " runs" in note for note in result.notes)
     assert result.best.config == result.yours

@@ -1,4 +1,4 @@
-"""Jobs of any kind over a fake bench: streams, loaders and training steps of the user's own, samples that differ."""
+"""Jobs of any kind over a fake training: streams, loaders and training steps of the user's own, samples that differ."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from loadtune.report.forms import FORMS, export
 from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.tables import best_and_baseline
-from loadtune.testing import FakeBench, Surface, fake_facts
+from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -22,9 +22,9 @@ OWN = LoaderConfig(batch_size=128, num_workers=4, pin_memory=True, prefetch_fact
 STEP = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6}, full_w={"own": 600.0})
 
 
-def bench(surface: Surface | None = None, **facts) -> FakeBench:
+def training(surface: Surface | None = None, **facts) -> FakeTraining:
     surface = surface or Surface()
-    return FakeBench(surface, seed=1, facts=replace(fake_facts(surface), **facts))
+    return FakeTraining(surface, seed=1, facts=replace(fake_facts(surface), **facts))
 
 
 def row(result, name: str) -> tuple[str, ...] | None:
@@ -34,7 +34,7 @@ def row(result, name: str) -> tuple[str, ...] | None:
 
 def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path: Path) -> None:
     """Of another class, with samples that differ in size and are counted in tokens."""
-    texts = bench(own_loader=OWN, loader_class="StatefulDataLoader", largest_sample_bytes=2**20)
+    texts = training(own_loader=OWN, loader_class="StatefulDataLoader", largest_sample_bytes=2**20)
     texts.sample_tokens = lambda batch_size: 2.0 * batch_size
     result = tune_fake(texts, tmp_path)
     assert result.yours.loader == OWN
@@ -52,7 +52,7 @@ def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path:
 
 def test_a_stream_of_unknown_length_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: Path) -> None:
     told: list[str] = []
-    stream = bench(own_loader=OWN, max_workers=1, dataset_length=None)
+    stream = training(own_loader=OWN, max_workers=1, dataset_length=None)
     result = tune_fake(stream, tmp_path, listener=lambda progress: told.append(progress.message or ""))
     assert result.best is not None
     assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1}
@@ -69,17 +69,17 @@ def test_an_option_goes_before_the_users_loader_and_a_run_is_resumed_with_or_wit
     tmp_path: Path,
 ) -> None:
     given = TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
-    first = tune_fake(bench(own_loader=OWN), tmp_path, given)
+    first = tune_fake(training(own_loader=OWN), tmp_path, given)
     assert first.yours.loader == replace(OWN, num_workers=2, batch_size=64)
     for config in (replace(given, num_trials=2), replace(first.config, num_trials=3)):
-        again = tune_fake(bench(own_loader=OWN), tmp_path, config, resume=True)
+        again = tune_fake(training(own_loader=OWN), tmp_path, config, resume=True)
         assert again.yours == first.yours
         assert again.assumed == first.assumed
 
 
 def test_batches_that_the_loader_makes_are_the_only_size(tmp_path: Path) -> None:
     """A limit that it does not reach is ignored."""
-    own = bench(own_loader=replace(OWN, batch_size=24), fixed_batch_size=24)
+    own = training(own_loader=replace(OWN, batch_size=24), fixed_batch_size=24)
     result = tune_fake(own, tmp_path, TuneConfig(num_trials=3, max_batch_size=64))
     assert result.best is not None
     assert result.batch_sizes == (24,)
@@ -115,13 +115,13 @@ def test_what_the_loader_or_the_stream_does_not_allow_is_refused(
     tmp_path: Path, facts: dict[str, Any], config: TuneConfig, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        tune_fake(bench(**facts), tmp_path, config)
+        tune_fake(training(**facts), tmp_path, config)
 
 
 def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
     config = TuneConfig(num_trials=3, workload=WorkloadSpec(step="train.py:make_step"))
     facts = {"precisions": ("own",), "num_parameters": 0}
-    result = tune_fake(bench(STEP, **facts), tmp_path, config)
+    result = tune_fake(training(STEP, **facts), tmp_path, config)
     assert result.best is not None
     assert {point.recipe.precision for point in result.compute_points} == {"own"}
     (choice,) = result.recipes

@@ -1,16 +1,16 @@
-"""torch.compile as a part of the recipe, over a fake bench: who is compiled, what it costs, what is said."""
+"""torch.compile as a part of the recipe, over a fake training: who is compiled, what it costs, what is said."""
 
 from pathlib import Path
 
 import pytest
 from pipeline_rig import killed, tune_fake
 
-from loadtune.errors import BenchError, WorkloadError
+from loadtune.errors import TrainingError, WorkloadError
 from loadtune.records.config import Fixed, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.report.export import recipe_code
 from loadtune.run_file import read_run
-from loadtune.testing import FakeBench, Surface
+from loadtune.testing import FakeTraining, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -18,16 +18,16 @@ BF16 = (Fixed(name="precision", value="bf16"),)
 ON = Fixed(name="compile", value=True)
 
 
-class CannotCompile(FakeBench):
+class CannotCompile(FakeTraining):
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         if recipe.compile:
             return TrialFailure(kind="unsupported", phase="warm-up", message="torch.compile failed: no C++ compiler.")
-        return FakeBench.time_compute(self, recipe, batch_size, seconds)
+        return FakeTraining.time_compute(self, recipe, batch_size, seconds)
 
 
 def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
-    bench = FakeBench()
-    result = tune_fake(bench, tmp_path, TuneConfig(tune=("compile",), fix=BF16, time_budget_s=3000.0, num_trials=3))
+    training = FakeTraining()
+    result = tune_fake(training, tmp_path, TuneConfig(tune=("compile",), fix=BF16, time_budget_s=3000.0, num_trials=3))
     assert result.trials
     assert all(trial.config.recipe.compile for trial in result.trials)
     assert {point.recipe.compile for point in result.compute_points if point.batch_size > 256} == {True}
@@ -39,7 +39,9 @@ def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
 
 
 def test_the_default_time_budget_is_not_spent_on_compiling(tmp_path: Path) -> None:
-    result = tune_fake(FakeBench(Surface(compile_s=38.0), noise=0.0), tmp_path, TuneConfig(tune=("compile",), fix=BF16))
+    result = tune_fake(
+        FakeTraining(Surface(compile_s=38.0), noise=0.0), tmp_path, TuneConfig(tune=("compile",), fix=BF16)
+    )
     assert result.best.half_width_fraction is not None
     assert len(result.trials) > 4
     assert not any(trial.config.recipe.compile for trial in result.trials)
@@ -58,16 +60,16 @@ def test_a_failure_of_what_was_asked_for_ends_the_run(tmp_path: Path) -> None:
         tune_fake(CannotCompile(), tmp_path, TuneConfig(fix=(*BF16, ON)))
 
 
-class Dies(FakeBench):
+class Dies(FakeTraining):
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        raise BenchError("does not start any more")
+        raise TrainingError("does not start any more")
 
 
-@pytest.mark.parametrize("kind", [FakeBench, Dies])
+@pytest.mark.parametrize("kind", [FakeTraining, Dies])
 def test_a_resumed_confirmation_compiles_first_as_far_as_it_can_and_has_its_rounds(
-    tmp_path: Path, kind: type[FakeBench]
+    tmp_path: Path, kind: type[FakeTraining]
 ) -> None:
-    """A fresh bench has compiled nothing: within the runs that would leave one each, and no interval."""
+    """A fresh training has compiled nothing: within the runs that would leave one each, and no interval."""
     config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=4)
     killed(tmp_path, "confirm", config=config)
     assert not read_run(tmp_path).confirmed

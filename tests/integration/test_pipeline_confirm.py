@@ -16,7 +16,7 @@ from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.page.view import page_view
 from loadtune.seams import Watch
-from loadtune.testing import FakeBench, FakeSensor, fake_host
+from loadtune.testing import FakeSensor, FakeTraining, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -24,7 +24,7 @@ AFTER = ("confirm", "bounds", "costs")
 """The confirmation and the stages after it."""
 
 
-class Busy(FakeBench):
+class Busy(FakeTraining):
     """Others on the machine: workers take 6 s to start, so a run of the confirmation takes 12 s, and vary more."""
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
@@ -32,7 +32,7 @@ class Busy(FakeBench):
         return super().time_training(config, window_s, watch)
 
 
-class Locking(FakeBench):
+class Locking(FakeTraining):
     """Up to six windows of a run lock a pinned loader's blocks, and their steps take twice as long."""
 
     def __init__(self, seed: int) -> None:
@@ -50,10 +50,10 @@ class Locking(FakeBench):
 
 
 def test_page_locking_is_in_no_figure_of_the_answer(tmp_path: Path) -> None:
-    bench = Locking(seed=0)
-    result = tune_fake(bench, tmp_path, TuneConfig())
+    training = Locking(seed=0)
+    result = tune_fake(training, tmp_path, TuneConfig())
     assert result.best.config.loader.pin_memory
-    assert result.best.samples_per_s == pytest.approx(bench.surface.training_rate(result.best.config), rel=0.03)
+    assert result.best.samples_per_s == pytest.approx(training.surface.training_rate(result.best.config), rel=0.03)
     assert result.best.half_width_fraction < 0.1
 
 
@@ -93,10 +93,10 @@ class BusySensor(FakeSensor):
 
 def run_beside(folder: Path, others: Callable[[int], dict[str, float]]) -> tuple[TuningResult, int]:
     """(The result, how many segments were run.)"""
-    bench = FakeBench()
-    sensor = BusySensor(bench.clock, others=others)
+    training = FakeTraining()
+    sensor = BusySensor(training.clock, others=others)
     small = replace(ALL_TRIALS, max_batch_size=256)  # so that each trial may be repeated
-    result = tune_fake(bench, folder, small, sensor=sensor)
+    result = tune_fake(training, folder, small, sensor=sensor)
     return result, sensor.num_asked
 
 
@@ -130,9 +130,11 @@ def test_a_repeat_that_fails_discards_nothing(tmp_path: Path) -> None:
         num_trained += 1
         return TrialFailure(kind="crash", phase="training", message="planted") if num_trained == 3 else None
 
-    bench = FakeBench(fail=fail)
-    sensor = BusySensor(bench.clock, others=lambda number: {"others_cpu_cores": NUM_CORES / 2 if number == 2 else 0.0})
-    result = tune_fake(bench, tmp_path, ALL_TRIALS, sensor=sensor)
+    training = FakeTraining(fail=fail)
+    sensor = BusySensor(
+        training.clock, others=lambda number: {"others_cpu_cores": NUM_CORES / 2 if number == 2 else 0.0}
+    )
+    result = tune_fake(training, tmp_path, ALL_TRIALS, sensor=sensor)
     assert not any(trial.failure for trial in result.trials)
     assert [trial.measurement.repeated for trial in result.trials[:3] if trial.measurement] == [False, True, False]
 
@@ -152,14 +154,14 @@ def test_a_machine_that_is_never_quiet_is_not_waited_for(tmp_path: Path) -> None
 STUCK = "dataset[41] (in a batch of 8: 7, 41, 3) did not return for 30 s, in a worker"
 
 
-class SlowToBuild(FakeBench):
+class SlowToBuild(FakeTraining):
     def describe(self) -> WorkloadFacts:
         if not self.requests:
             self._spend(30.0, "build")
-        return FakeBench.describe(self)
+        return FakeTraining.describe(self)
 
 
-class WorkersHang(FakeBench):
+class WorkersHang(FakeTraining):
     """Each run with workers hangs for 30 s."""
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
@@ -172,7 +174,7 @@ class WorkersHang(FakeBench):
         return TrialFailure(kind="hang", phase="first batch", message=f"{STUCK}; the training process was ended.")
 
 
-class EndsInConfirmation(FakeBench):
+class EndsInConfirmation(FakeTraining):
     """The time ends in this run of the confirmation, in which a sample hangs or not."""
 
     def ends_in(self, run: int, *, stuck: str | None = None) -> "EndsInConfirmation":
@@ -194,13 +196,13 @@ class EndsInConfirmation(FakeBench):
 def test_no_budget_is_exceeded_and_a_cut_run_claims_only_what_was_run_twice(
     tmp_path: Path, budget_s: float, prepare_s: float
 ) -> None:
-    bench = FakeBench(prepare_s=prepare_s)
-    begun = bench.clock.now()
+    training = FakeTraining(prepare_s=prepare_s)
+    begun = training.clock.now()
     try:
-        result: TuningResult | None = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=budget_s))
+        result: TuningResult | None = tune_fake(training, tmp_path, TuneConfig(time_budget_s=budget_s))
     except OutOfTimeError:
         result = None
-    assert bench.clock.now() - begun <= budget_s
+    assert training.clock.now() - begun <= budget_s
     if result is not None and result.cut_short is not None:
         assert "time budget" in result.cut_short
         runs = {finalist.config: len(finalist.runs) for finalist in result.finalists}
@@ -222,10 +224,10 @@ def test_a_workload_that_takes_all_of_the_time_to_build_is_an_error_that_says_so
 
 
 def test_time_that_hangs_took_is_not_asked_for_again(tmp_path: Path) -> None:
-    bench = WorkersHang()
-    begun = bench.clock.now()
-    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=30.0))
-    assert bench.clock.now() - begun <= 30.0
+    training = WorkersHang()
+    begun = training.clock.now()
+    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=30.0))
+    assert training.clock.now() - begun <= 30.0
     assert result.best is None
     assert result.cut_short is not None
     assert "dataset[41]" in result.cut_short
@@ -243,13 +245,13 @@ def test_hung_trials_end_a_search_early_and_that_is_said(tmp_path: Path) -> None
 def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: Path) -> None:
     """The queue of 32 batches of any other than the first would take minutes."""
 
-    class Crawling(FakeBench):
+    class Crawling(FakeTraining):
         def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
             slow = config.loader.batch_size > 256
             surface = replace(self.surface, sample_s=0.1) if slow else self.surface
             self.surface, before = surface, self.surface
             try:
-                return FakeBench.time_training(self, config, window_s, watch)
+                return FakeTraining.time_training(self, config, window_s, watch)
             finally:
                 self.surface = before
 
@@ -261,8 +263,8 @@ def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: P
 
 @pytest.mark.parametrize("run", [1, 4])
 def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
-    bench = EndsInConfirmation().ends_in(run)
-    result = tune_fake(bench, tmp_path, listener=bench.listen)
+    training = EndsInConfirmation().ends_in(run)
+    result = tune_fake(training, tmp_path, listener=training.listen)
     assert result.cut_short is not None
     assert "ended in the confirmation. A larger --time-budget" in result.cut_short
     assert result.best is None
@@ -278,8 +280,8 @@ class EndsInThirdRound(EndsInConfirmation):
 
 
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) -> None:
-    bench = EndsInThirdRound(between_runs=0.2).ends_in(2, stuck=STUCK)
-    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=600.0), listener=bench.listen)
+    training = EndsInThirdRound(between_runs=0.2).ends_in(2, stuck=STUCK)
+    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=600.0), listener=training.listen)
     assert STUCK in (result.cut_short or "")
     assert result.best.half_width_fraction is not None
     assert result.bottleneck is not None

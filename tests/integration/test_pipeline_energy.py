@@ -1,4 +1,5 @@
-"""A run for samples per joule over a fake bench whose power is known: what it finds, and what it no longer assumes."""
+"""A run for samples per joule over a fake training whose power is known: what it finds, and what it no longer
+assumes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from loadtune.records.telemetry import Progress
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
 from loadtune.seams import Listener
-from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
+from loadtune.testing import FakeSensor, FakeTraining, Surface, fake_host
 from loadtune.units import efficiency_text
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -26,10 +27,10 @@ FED = Surface(sample_s=1 / 3000, pinned_per_s=1e9, pageable_per_s=1e9)
 
 def run_for_energy(folder: Path, seed: int = 0, listener: Listener | None = None, **changes: object) -> TuningResult:
     folder.mkdir(exist_ok=True)
-    bench = FakeBench(FED, seed=seed)
-    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
+    training = FakeTraining(FED, seed=seed)
+    sensor = FakeSensor(training.clock, power_w=training.power_w)
     config = TuneConfig(objective="samples-per-joule", seed=seed, **changes)  # type: ignore[arg-type]
-    return tune_fake(bench, folder, config, listener, sensor=sensor)
+    return tune_fake(training, folder, config, listener, sensor=sensor)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,13 @@ def sparing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningR
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningResult]:
     """The same for speed."""
     return cache(
-        lambda seed: tune_fake(FakeBench(FED, seed=seed), tmp_path_factory.mktemp("fast"), TuneConfig(seed=seed))
+        lambda seed: tune_fake(FakeTraining(FED, seed=seed), tmp_path_factory.mktemp("fast"), TuneConfig(seed=seed))
     )
 
 
-def checked(stored: TuningResult, bench: FakeBench) -> Check:
-    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
-    return check_on(bench, sensor, bench.clock, stored, fake_host(), GPU, tolerance_fraction=0.1)
+def checked(stored: TuningResult, training: FakeTraining) -> Check:
+    sensor = FakeSensor(training.clock, power_w=training.power_w)
+    return check_on(training, sensor, training.clock, stored, fake_host(), GPU, tolerance_fraction=0.1)
 
 
 def samples_per_joule(config: TrialConfig) -> float:
@@ -130,7 +131,7 @@ def test_the_live_display_is_told_of_the_leaders_samples_per_joule(tmp_path: Pat
     assert heard[-1].best_samples_per_joule == max(scores)
     heard.clear()
     (tmp_path / "speed").mkdir()
-    tune_fake(FakeBench(FED), tmp_path / "speed", listener=heard.append)
+    tune_fake(FakeTraining(FED), tmp_path / "speed", listener=heard.append)
     assert heard[-1].best_samples_per_s is not None
     assert {progress.best_samples_per_joule for progress in heard} == {None}
 
@@ -139,21 +140,21 @@ def test_a_check_holds_it_to_its_samples_per_joule(sparing: Callable[[int], Tuni
     """A power limit halves the power and takes a fifth of the speed: that is no loss of what was looked for."""
     stored = sparing(0)
     assert stored.best is not None
-    assert checked(stored, FakeBench(FED, seed=7)).outcome == "held"
+    assert checked(stored, FakeTraining(FED, seed=7)).outcome == "held"
     capped = replace(FED, compute_per_s={p: 0.8 * r for p, r in FED.compute_per_s.items()}, idle_w=60.0)
     capped = replace(capped, full_w={precision: 0.5 * watts for precision, watts in FED.full_w.items()})
-    check = checked(stored, FakeBench(capped, seed=7))
+    check = checked(stored, FakeTraining(capped, seed=7))
     assert (check.outcome, "samples/J" in check.reason) == ("held", True)
     assert check.result is not None
     assert check.result.best is not None
     assert check.result.best.samples_per_s < 0.9 * stored.best.samples_per_s
     hungry = replace(FED, full_w={precision: 1.4 * watts for precision, watts in FED.full_w.items()})
-    assert checked(stored, FakeBench(hungry, seed=7)).outcome == "fell"
+    assert checked(stored, FakeTraining(hungry, seed=7)).outcome == "fell"
 
 
 def test_a_check_without_a_reading_cannot_tell(sparing: Callable[[int], TuningResult]) -> None:
-    bench = FakeBench(FED, seed=7)
-    check = check_on(bench, FakeSensor(bench.clock), bench.clock, sparing(0), fake_host(), GPU)
+    training = FakeTraining(FED, seed=7)
+    check = check_on(training, FakeSensor(training.clock), training.clock, sparing(0), fake_host(), GPU)
     assert (check.outcome, check.result) == ("unclear", None)
     assert "energy counter could not be read" in check.reason
 
@@ -168,17 +169,17 @@ def test_the_board_keeps_the_two_objectives_apart(
 
 def test_a_run_without_a_reading_confirms_nothing(tmp_path: Path) -> None:
     config = TuneConfig(objective="samples-per-joule", num_trials=3)
-    result = tune_fake(FakeBench(FED), tmp_path, config)
+    result = tune_fake(FakeTraining(FED), tmp_path, config)
     assert result.best is None
     assert {trial.failure.phase for trial in result.trials if trial.failure} == {"energy"}
 
 
 def test_a_resumed_run_goes_on_with_the_same_objective(tmp_path: Path) -> None:
     first = run_for_energy(tmp_path, num_trials=2)
-    bench = FakeBench(FED)
-    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
+    training = FakeTraining(FED)
+    sensor = FakeSensor(training.clock, power_w=training.power_w)
     config = TuneConfig(objective="samples-per-joule", num_trials=3)
-    result = tune_fake(bench, tmp_path, config, resume=True, sensor=sensor)
+    result = tune_fake(training, tmp_path, config, resume=True, sensor=sensor)
     assert len(result.trials) > len(first.trials)
     assert result.best is not None
     assert result.best.samples_per_joule is not None

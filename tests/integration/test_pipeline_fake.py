@@ -1,4 +1,4 @@
-"""The whole story over a fake bench: what is concluded, also where there is hardly anything to choose or to run."""
+"""The whole story over a fake training: what is concluded, also where there is hardly anything to choose or to run."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.errors import NothingFitsError, UsageError, WorkloadError
-from loadtune.probe.host_memory import SHM_SHARE, prefetch_bytes
+from loadtune.limits.host_memory import SHM_SHARE, prefetch_bytes
 from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrainingRun, TrialFailure, Window
@@ -17,7 +17,7 @@ from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result
 from loadtune.seams import Watch
-from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
+from loadtune.testing import GIB, FakeTraining, Surface, fake_facts, fake_host
 from loadtune.units import rate_text
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -40,9 +40,9 @@ def best_possible(surface: Surface, result: TuningResult) -> float:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path, seed: int) -> None:
-    bench = FakeBench(seed=seed, noise=0.01, between_runs=0.01)
-    result = tune_fake(bench, tmp_path, TuneConfig(seed=seed))
-    assert bench.surface.training_rate(result.best.config) >= 0.97 * best_possible(bench.surface, result)
+    training = FakeTraining(seed=seed, noise=0.01, between_runs=0.01)
+    result = tune_fake(training, tmp_path, TuneConfig(seed=seed))
+    assert training.surface.training_rate(result.best.config) >= 0.97 * best_possible(training.surface, result)
     assert result.best.config.loader.pin_memory
     assert result.best.speedup.value > 5
     assert result.best.speedup.holds(1.0) is False
@@ -72,7 +72,7 @@ class Stretched(Surface):
 
 def test_a_precision_that_waits_for_nothing_wins_where_the_fastest_is_held_up(tmp_path: Path) -> None:
     surface = Stretched(fused_gain=1.0, sample_s=1 / 700, pinned_per_s=1e9)
-    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path, TuneConfig())
+    result = tune_fake(FakeTraining(surface, between_runs=0.004), tmp_path, TuneConfig())
     alone = max(result.compute_points, key=lambda point: point.samples_per_s)
     assert alone.recipe.precision == "fp16"
     assert result.best.config.precision == "bf16"
@@ -81,15 +81,15 @@ def test_a_precision_that_waits_for_nothing_wins_where_the_fastest_is_held_up(tm
 def test_workers_are_not_wasted_where_compute_is_the_wall(tmp_path: Path) -> None:
     surface = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9)
     # Runs that differ by less than the 2% within which the smallest configuration wins.
-    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path, TuneConfig())
+    result = tune_fake(FakeTraining(surface, between_runs=0.004), tmp_path, TuneConfig())
     assert result.best.config.loader.num_workers == 1
     assert result.bottleneck.limits[0].resource == "device"
 
 
 def test_the_wall_is_respected(tmp_path: Path) -> None:
     surface = Surface(budget_bytes=12 * GIB)
-    bench = FakeBench(surface)
-    result = tune_fake(bench, tmp_path, TuneConfig())
+    training = FakeTraining(surface)
+    result = tune_fake(training, tmp_path, TuneConfig())
     for ceiling in result.ceilings:
         largest = surface.largest_batch(ceiling.precision)
         assert 0.95 * largest <= ceiling.batch_size <= largest
@@ -112,7 +112,7 @@ def test_that_no_worker_survives_is_told_once_and_the_answer_if_any_has_none(
         return died if config.loader.num_workers else None
 
     result = tune_fake(
-        FakeBench(fail=fail), tmp_path, TuneConfig(yours=YourSettings(num_workers=1), max_workers=most, num_trials=4)
+        FakeTraining(fail=fail), tmp_path, TuneConfig(yours=YourSettings(num_workers=1), max_workers=most, num_trials=4)
     )
     told = [note for note in result.notes if "exited with code 1" in note]
     assert len(told) == 1
@@ -130,7 +130,7 @@ def test_a_users_error_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) 
         return broken if len(seen) == 3 else None
 
     with pytest.raises(WorkloadError, match="sample 7 raised") as raised:
-        tune_fake(FakeBench(fail=fail), tmp_path)
+        tune_fake(FakeTraining(fail=fail), tmp_path)
     assert raised.value.user_traceback == "KeyError: 7"
     kept = load_result(tmp_path)
     assert sum(trial.measurement is not None for trial in kept.trials) == 2
@@ -143,7 +143,7 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
         if progress.stage == "study" and (progress.trial_number or 0) >= 3:
             raise KeyboardInterrupt
 
-    result = tune_fake(FakeBench(), tmp_path, listener=interrupt)
+    result = tune_fake(FakeTraining(), tmp_path, listener=interrupt)
     assert result.cut_short == "interrupted by Ctrl-C"
     assert result.best is None
     assert result.bottleneck is None
@@ -152,9 +152,9 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
     assert "No configuration could be confirmed." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def bench_with(surface: Surface | None = None, **facts: Any) -> FakeBench:
+def bench_with(surface: Surface | None = None, **facts: Any) -> FakeTraining:
     surface = surface or Surface()
-    return FakeBench(surface, facts=replace(fake_facts(surface), **facts))
+    return FakeTraining(surface, facts=replace(fake_facts(surface), **facts))
 
 
 def failing(kind: FailureKind, when: Any = lambda config: True) -> Any:
@@ -171,7 +171,7 @@ def searched(result: TuningResult) -> set[int]:
 
 
 def test_one_rank_of_four_has_a_quarter_of_the_machine(tmp_path: Path) -> None:
-    result = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=3, ranks_per_node=4))
+    result = tune_fake(FakeTraining(), tmp_path, TuneConfig(num_trials=3, ranks_per_node=4))
     assert max(searched(result)) <= 4
     whole, rank = fake_host(), result.host
     assert (rank.num_usable_cores, rank.num_listed_cores) == (4, 16)
@@ -186,23 +186,23 @@ def test_a_rank_has_its_share_of_memory_that_grew_too(tmp_path: Path, ranks: int
     """A virtual machine shows too little at first. What is there later bounds the batches in flight."""
     small, grown = (replace(fake_host(), shm_free_bytes=free) for free in (1, 2 * GIB))
     config = TuneConfig(num_trials=6, ranks_per_node=ranks)
-    result = tune_fake(FakeBench(), tmp_path, config, host=small, host_now=lambda: grown)
+    result = tune_fake(FakeTraining(), tmp_path, config, host=small, host_now=lambda: grown)
     sample_bytes = fake_facts(Surface()).sample_bytes
     most = max(prefetch_bytes(t.config.loader, sample_bytes) for t in result.trials if t.config.loader.num_workers)
     assert (most <= SHM_SHARE * GIB) == (ranks == 2)
 
 
 def test_a_rank_without_a_core_is_refused(tmp_path: Path) -> None:
-    bench = FakeBench()
+    training = FakeTraining()
     with pytest.raises(UsageError, match=r"--ranks-per-node is 17, but this machine has 16 usable cores .* at most 16"):
-        tune_fake(bench, tmp_path, TuneConfig(ranks_per_node=17))
-    assert bench.requests == []
+        tune_fake(training, tmp_path, TuneConfig(ranks_per_node=17))
+    assert training.requests == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_single_core_and_nothing_to_pin_for(tmp_path: Path) -> None:
     config, cpu = TuneConfig(num_trials=3, yours=YourSettings(pin_memory=True)), Device(kind="cpu", name="CPU")
-    result = tune_fake(FakeBench(), tmp_path, config, host=fake_host(num_usable_cores=1, num_gpus=0), device=cpu)
+    result = tune_fake(FakeTraining(), tmp_path, config, host=fake_host(num_usable_cores=1, num_gpus=0), device=cpu)
     assert searched(result) <= {0, 1}
     assert result.best is not None
     assert not any(trial.config.loader.pin_memory for trial in result.trials)
@@ -211,8 +211,8 @@ def test_a_single_core_and_nothing_to_pin_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dataset_length", "min_batch_size"), [(2, 2), (7, 1)])
 def test_a_dataset_of_a_few_samples(tmp_path: Path, dataset_length: int, min_batch_size: int) -> None:
-    bench = bench_with(dataset_length=dataset_length, min_batch_size=min_batch_size)
-    result = tune_fake(bench, tmp_path)
+    training = bench_with(dataset_length=dataset_length, min_batch_size=min_batch_size)
+    result = tune_fake(training, tmp_path)
     assert {ceiling.batch_size for ceiling in result.ceilings} == {dataset_length}
     assert {ceiling.limit for ceiling in result.ceilings} == {"dataset"}
     assert all(min_batch_size <= trial.config.batch_size <= dataset_length for trial in result.trials)
@@ -238,7 +238,7 @@ def test_a_batch_of_one_that_cannot_train_is_the_users_to_mend(
 @pytest.mark.parametrize(("kind", "yours_runs"), [("crash", True), ("crash", False), ("oom", False)])
 def test_everything_fails_but_perhaps_yours(tmp_path: Path, kind: FailureKind, yours_runs: bool) -> None:
     fail = failing(kind, lambda config: not (yours_runs and is_plain(config)))
-    result = tune_fake(FakeBench(fail=fail), tmp_path)
+    result = tune_fake(FakeTraining(fail=fail), tmp_path)
     assert all(trial.failure for trial in result.trials)
     assert [f.config for f in result.finalists] == ([result.yours] if yours_runs else [])
     if yours_runs:
@@ -250,12 +250,12 @@ def test_everything_fails_but_perhaps_yours(tmp_path: Path, kind: FailureKind, y
 
 def test_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(NothingFitsError, match="smallest batch"):
-        tune_fake(FakeBench(Surface(budget_bytes=GIB // 2)), tmp_path)
+        tune_fake(FakeTraining(Surface(budget_bytes=GIB // 2)), tmp_path)
 
 
 def test_yours_fails_and_the_winner_claims_no_speedup(tmp_path: Path) -> None:
     config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=32))
-    result = tune_fake(FakeBench(fail=failing("shm", is_plain)), tmp_path, config)
+    result = tune_fake(FakeTraining(fail=failing("shm", is_plain)), tmp_path, config)
     assert result.best.speedup is None
     assert result.best_at_your_batch.speedup is None
     assert any("The baseline (your settings)" in note and "shm" in note for note in result.notes)
@@ -263,7 +263,7 @@ def test_yours_fails_and_the_winner_claims_no_speedup(tmp_path: Path) -> None:
 
 def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path) -> None:
     surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
-    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=64)))
+    result = tune_fake(FakeTraining(surface), tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=64)))
     assert any("Your batch size 64 is above" in note for note in result.notes)
     assert any("The baseline (your settings)" in note and "oom" in note for note in result.notes)
     assert result.best.speedup is None
@@ -275,10 +275,10 @@ def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
 ) -> None:
     """Slow to probe: a search and two rounds are run all the same."""
 
-    class Probed(FakeBench):
+    class Probed(FakeTraining):
         def time_compute(self, recipe, batch_size, seconds):
             self.clock.spend(point_s)
-            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+            return FakeTraining.time_compute(self, recipe, batch_size, seconds)
 
     result = tune_fake(Probed(between_runs=0.05), tmp_path, TuneConfig())
     assert result.seconds < most_s
@@ -289,15 +289,15 @@ def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
 def test_skipped_steps_in_the_winners_rate_are_told(tmp_path: Path) -> None:
     """A model that overflows in fp16 is fast because its optimizer never steps."""
 
-    class Overflowing(FakeBench):
+    class Overflowing(FakeTraining):
         def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
             if config.precision != "fp16":
-                return FakeBench.time_training(self, config, window_s, watch)
+                return FakeTraining.time_training(self, config, window_s, watch)
 
             def overflow(window: Window) -> bool:
                 return watch(replace(window, num_skipped_steps=window.num_steps))
 
-            return FakeBench.time_training(self, config, window_s, overflow)
+            return FakeTraining.time_training(self, config, window_s, overflow)
 
     result = tune_fake(Overflowing(Surface(sample_s=1 / 50_000, pinned_per_s=1e9)), tmp_path)
     assert result.best.config.precision == "fp16"

@@ -1,4 +1,4 @@
-"""What was measured is kept, and what only explains or shows it ends no run; over a fake bench."""
+"""What was measured is kept, and what only explains or shows it ends no run; over a fake training."""
 
 import resource
 import signal
@@ -21,7 +21,7 @@ from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.report.store import load_result
 from loadtune.run_file import RUN_FILE, read_run
-from loadtune.testing import FakeBench, FakeSensor
+from loadtune.testing import FakeSensor, FakeTraining
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -45,7 +45,7 @@ def test_a_model_that_cannot_be_fitted_costs_no_answer(
             monkeypatch.setattr(np.linalg, "inv", singular)
 
     for run in (tune_fake, resumed):
-        result = run(bench=FakeBench(), folder=tmp_path, config=ALL_TRIALS, listener=listen)
+        result = run(training=FakeTraining(), folder=tmp_path, config=ALL_TRIALS, listener=listen)
         assert result.best is not None
         assert result.cut_short is None
         assert result.bottleneck is None
@@ -63,7 +63,7 @@ def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(
 
     monkeypatch.setattr(tuner, "name_bottleneck", dies)
     with pytest.raises(Killed):
-        tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+        tune_fake(FakeTraining(), tmp_path, ALL_TRIALS)
     monkeypatch.undo()
     best = load_result(tmp_path).best
     assert best is not None
@@ -87,7 +87,7 @@ def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
             full_disk((tmp_path / "run.json").stat().st_size + 100)
 
     with pytest.raises(ResultError, match=r"run\.json could not be written .* needs .* free.* --resume"):
-        tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
+        tune_fake(FakeTraining(), tmp_path, ALL_TRIALS, listen)
     full_disk(resource.RLIM_INFINITY)
     assert len(read_run(tmp_path).trials) == 2
     result = resumed(tmp_path, ALL_TRIALS)
@@ -99,11 +99,11 @@ def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
 def test_a_result_that_cannot_be_written_is_written_by_the_next_resumption(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
     with pytest.raises(ResultError, match=r"result\.json could not be written .* needs .* free.* --resume"):
-        tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+        tune_fake(FakeTraining(), tmp_path, ALL_TRIALS)
     (tmp_path / "result.json").rmdir()
-    bench = FakeBench(seed=1)
-    assert resumed(tmp_path, ALL_TRIALS, bench).best is not None
-    assert "training" not in [kind for kind, _ in bench.requests]
+    training = FakeTraining(seed=1)
+    assert resumed(tmp_path, ALL_TRIALS, training).best is not None
+    assert "training" not in [kind for kind, _ in training.requests]
     assert load_result(tmp_path).best is not None
 
 
@@ -111,14 +111,14 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from pipeline_rig import ALL_TRIALS, Killed, killed, resumed, tune_fake
-from loadtune.testing import FakeBench
+from loadtune.testing import FakeTraining
 
 def listen(progress):
     if progress.stage == "study" and progress.message:
         print("runs", flush=True)
         time.sleep(600)
 
-tune_fake(FakeBench(), Path(sys.argv[1]), listener=listen)
+tune_fake(FakeTraining(), Path(sys.argv[1]), listener=listen)
 """
 
 
@@ -130,10 +130,10 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
             assert owner.stdout.readline() == "runs\n"
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             for again in (resumed, tune_fake):
-                bench = FakeBench()
+                training = FakeTraining()
                 with pytest.raises(UsageError, match=rf"in use by another run \(process {owner.pid} .*since 20\d\d-"):
-                    again(folder=tmp_path, bench=bench)
-                assert bench.requests == []
+                    again(folder=tmp_path, training=training)
+                assert training.requests == []
             assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
         finally:
             owner.send_signal(signal.SIGKILL)
@@ -142,10 +142,10 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_side_files_that_cannot_be_written_are_notes(tmp_path: Path) -> None:
-    names, shown = ("report.html", "study.db", "bench.log"), list[str]()
+    names, shown = ("report.html", "study.db", "training.log"), list[str]()
     for name in names:
         (tmp_path / name).mkdir()
-    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, lambda progress: shown.append(progress.message or ""))
+    result = tune_fake(FakeTraining(), tmp_path, ALL_TRIALS, lambda progress: shown.append(progress.message or ""))
     assert result.best is not None
     assert len(result.trials) == ALL_TRIALS.num_trials
     for name in names:
@@ -173,9 +173,9 @@ def test_progress_that_cannot_be_shown_a_sensor_that_raises_and_ctrl_c_at_the_pa
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    bench = FakeBench()
+    training = FakeTraining()
     monkeypatch.setattr(tuner, "write_page", interrupt)
-    result = tune_fake(bench, tmp_path, ALL_TRIALS, listen, sensor=Broken(bench.clock))
+    result = tune_fake(training, tmp_path, ALL_TRIALS, listen, sensor=Broken(training.clock))
     assert result.best is not None
     assert "No space left" in told(result, "Progress could not be shown")
     assert "the driver was unloaded" in told(result, "Telemetry is missing")
@@ -197,7 +197,7 @@ def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_wa
             viewers.append(sqlite3.connect(tmp_path / "study.db", isolation_level=None))
             viewers[0].execute("BEGIN EXCLUSIVE")
 
-    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
+    result = tune_fake(FakeTraining(), tmp_path, ALL_TRIALS, listen)
     viewers[0].close()
     assert result.best is not None
     stored = study_of(tmp_path).trials
@@ -212,7 +212,7 @@ def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_wa
 def test_a_study_that_was_damaged_is_written_anew(tmp_path: Path) -> None:
     """With the baseline, whose workers end with each epoch, as those of no other configuration of the space do."""
     config = TuneConfig(num_trials=2, yours=YourSettings(num_workers=4))
-    first = tune_fake(FakeBench(), tmp_path, config)
+    first = tune_fake(FakeTraining(), tmp_path, config)
     (tmp_path / "study.db").write_bytes(b"garbage")
     result = resumed(tmp_path, replace(config, num_trials=3))
     stored = study_of(tmp_path).trials
@@ -229,12 +229,12 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert "RUNNING" in {trial.state.name for trial in study_of(tmp_path).trials}
     before = read_run(tmp_path)
     assert len(before.trials) == 2
-    bench = FakeBench(seed=1)
-    result = resumed(tmp_path, more, bench=bench)
+    training = FakeTraining(seed=1)
+    result = resumed(tmp_path, more, training=training)
     assert "RUNNING" not in {trial.state.name for trial in study_of(tmp_path).trials}
     assert list(result.trials[:2]) == before.trials  # windows and all
     assert 2 < len(result.trials) <= 4
-    assert bench.requests[0][0] == "training"  # nothing was probed again before the search ended
+    assert training.requests[0][0] == "training"  # nothing was probed again before the search ended
     assert list(result.ceilings) == before.ceilings
     assert any("was resumed, with 2 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result

@@ -18,7 +18,7 @@ from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.run_file import read_run
 from loadtune.seams import Watch
-from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
+from loadtune.testing import GIB, FakeTraining, Surface, fake_facts, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -47,16 +47,16 @@ class Watching:
         return replace(HOST, gpus=(replace(gpu, free_bytes=left),))
 
 
-def bench_with(surface: Surface = ONE_PRECISION, **facts: Any) -> FakeBench:
-    return FakeBench(surface, facts=replace(fake_facts(surface), **facts))
+def bench_with(surface: Surface = ONE_PRECISION, **facts: Any) -> FakeTraining:
+    return FakeTraining(surface, facts=replace(fake_facts(surface), **facts))
 
 
 def tune(
-    bench: FakeBench, folder: Path, config: TuneConfig | None = None, other: Watching | None = None, **rig: Any
+    training: FakeTraining, folder: Path, config: TuneConfig | None = None, other: Watching | None = None, **rig: Any
 ) -> TuningResult:
     listen: Callable[[Progress], None] | None = None if other is None else other.listen
     host_now = None if other is None else other.host_now
-    return tune_fake(bench, folder, config, listen, device=GPU, host_now=host_now, **rig)
+    return tune_fake(training, folder, config, listen, device=GPU, host_now=host_now, **rig)
 
 
 def trained(result: TuningResult) -> set[int]:
@@ -109,10 +109,10 @@ def test_ram_that_holds_less_than_the_device_is_the_limit_but_the_smallest_batch
 
 def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp_path: Path) -> None:
     """64 · 127 + 1 samples: one is over at the ceiling of 127, and at every power of two up to 64."""
-    bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
-    bench.fail = lambda config: planted if 128 % config.batch_size else None
+    training = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
+    training.fail = lambda config: planted if 128 % config.batch_size else None
     planted = TrialFailure(kind="crash", phase="training", message="planted")
-    result = tune(bench, tmp_path, TuneConfig(num_trials=3, max_batch_size=127, probe="all"))
+    result = tune(training, tmp_path, TuneConfig(num_trials=3, max_batch_size=127, probe="all"))
     winner = result.best.config.batch_size
     assert winner < 127 == result.ceilings[0].batch_size
     over = [note for note in result.notes if "has 1 of the" in note]
@@ -138,7 +138,7 @@ def test_an_assumed_batch_gives_way_to_what_fits_and_to_what_can_be_timed(
 
 
 @dataclass(slots=True)
-class Listing(FakeBench):
+class Listing(FakeTraining):
     """Lists requests with their precisions. Memory that is verified ends at `ends_at` of the budget."""
 
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Listing(FakeBench):
         if asked.verify and self.raises is not None:
             raise self.raises
         self.clock.spend(self.takes_s)
-        report = FakeBench.try_batch(self, asked)
+        report = FakeTraining.try_batch(self, asked)
         report = replace(report, seconds=report.seconds + self.takes_s)
         if asked.verify and (report.peak_bytes or 0) > self.ends_at * self.surface.budget_bytes:
             failure = TrialFailure(kind="oom", phase="training", message="planted")
@@ -163,7 +163,7 @@ class Listing(FakeBench):
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self.asked.append(("training", config.precision))
-        return FakeBench.time_training(self, config, window_s, watch)
+        return FakeTraining.time_training(self, config, window_s, watch)
 
     def probes(self) -> dict[str, int]:
         """Tries by precision."""
@@ -187,13 +187,15 @@ def ceiling_in(result: TuningResult, precision: str) -> MemoryCeiling:
 
 
 def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_the_confirmation(tmp_path: Path) -> None:
-    bench, heard = Listing(LARGE), list[str]()
-    result = tune_fake(bench, tmp_path, TuneConfig(), lambda progress: heard.append(progress.message or ""), device=GPU)
-    assert bench.first_probes() == {"fp32": 2, "fp16": 2}
-    assert bench.probes()["fp32"] == 2
-    assert bench.probes()["fp16"] > 2
-    last = max(at for at, (kind, _) in enumerate(bench.asked) if kind == "memory")
-    assert ("training", "fp16") in bench.asked[last:]
+    training, heard = Listing(LARGE), list[str]()
+    result = tune_fake(
+        training, tmp_path, TuneConfig(), lambda progress: heard.append(progress.message or ""), device=GPU
+    )
+    assert training.first_probes() == {"fp32": 2, "fp16": 2}
+    assert training.probes()["fp32"] == 2
+    assert training.probes()["fp16"] > 2
+    last = max(at for at, (kind, _) in enumerate(training.asked) if kind == "memory")
+    assert ("training", "fp16") in training.asked[last:]
     assert result.best.config.precision == "fp16"
     assert [(c.precision, c.verified) for c in result.ceilings] == [("fp32", False), ("fp16", True)]
     best = ceiling_in(result, "fp16")
@@ -204,10 +206,10 @@ def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_th
 
 
 def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
-    bench = Listing(HALF)
-    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=3, probe="all"), device=GPU)
+    training = Listing(HALF)
+    result = tune_fake(training, tmp_path, TuneConfig(num_trials=3, probe="all"), device=GPU)
     assert all(ceiling.verified for ceiling in result.ceilings)
-    assert bench.probes() == bench.first_probes()
+    assert training.probes() == training.first_probes()
     assert "verify" not in result.stage_seconds
 
 
@@ -224,10 +226,10 @@ def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> Non
 
 
 def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search_and_tried(tmp_path: Path) -> None:
-    bench = Listing(ONE_PRECISION)
+    training = Listing(ONE_PRECISION)
     own = ONE_PRECISION.largest_batch("fp32") - 3
-    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=own)), device=GPU)
-    assert bench.first_probes()["fp32"] == bench.probes()["fp32"] > 2
+    result = tune_fake(training, tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=own)), device=GPU)
+    assert training.first_probes()["fp32"] == training.probes()["fp32"] > 2
     (ceiling,) = result.ceilings
     assert ceiling.verified
     assert ceiling.safe_batch_size < own <= ceiling.batch_size
@@ -261,9 +263,9 @@ def test_a_run_that_was_cut_off_about_the_verification_verifies_once(tmp_path: P
     with pytest.raises(Killed):
         tune_fake(Listing(LARGE), tmp_path, config, listen, device=GPU)
     assert sum(c.verified for c in read_run(tmp_path).ceilings) == (stage == "confirm")
-    bench = Listing(LARGE, seed=1)
-    result = resumed(tmp_path, config, bench, device=GPU)
-    assert bool(bench.probes()) == (stage == "verify")
+    training = Listing(LARGE, seed=1)
+    result = resumed(tmp_path, config, training, device=GPU)
+    assert bool(training.probes()) == (stage == "verify")
     assert ceiling_in(result, result.best.config.precision).verified
     again = Listing(LARGE, seed=2)
     assert resumed(tmp_path, config, again, device=GPU).ceilings == result.ceilings

@@ -1,4 +1,4 @@
-"""Remedies in a whole run over a fake bench: which are tried, which are kept, and what stands when one fails."""
+"""Remedies in a whole run over a fake training: which are tried, which are kept, and what stands when one fails."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Examined, Loading, Remedies, TriedRemedy, TuningResult
 from loadtune.report.store import load_result
-from loadtune.testing import FakeBench, Surface
+from loadtune.testing import FakeTraining, Surface
 from tests.pipeline_rig import resumed, tune_fake
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -22,10 +22,10 @@ UINT8 = Examined(name="uint8_transfer", before=FLOATS, after=BYTES, difference="
 FETCH = Examined(name="batched_fetch", before=FLOATS, after=FLOATS, difference="none", code="one call")
 
 
-def bench(**given) -> FakeBench:
+def training(**given) -> FakeTraining:
     """Pinning limits, so that fewer bytes help."""
     examined = {each.name: each for each in (UINT8, FETCH)}
-    return FakeBench(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
+    return FakeTraining(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
 
 
 def found(result: TuningResult) -> Remedies:
@@ -38,7 +38,7 @@ def named(result: TuningResult) -> dict[str, TriedRemedy]:
 
 
 def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tmp_path: Path) -> None:
-    result = tune_fake(bench(examined={"uint8_transfer": UINT8}), tmp_path)
+    result = tune_fake(training(examined={"uint8_transfer": UINT8}), tmp_path)
     uint8 = named(result)["uint8_transfer"]
     assert uint8.predicted.value > 1.03
     assert uint8.kept
@@ -58,7 +58,7 @@ NOTHING = {"uint8_transfer": replace(UINT8, after=FLOATS)}
 
 
 def test_what_is_predicted_to_gain_nothing_is_not_tried_and_says_what_is_predicted(tmp_path: Path) -> None:
-    result = tune_fake(bench(examined=NOTHING), tmp_path)
+    result = tune_fake(training(examined=NOTHING), tmp_path)
     assert "uint8_transfer" not in named(result)
     left = {each.name: each for each in found(result).left_out}
     assert left["uint8_transfer"].reason is None
@@ -73,7 +73,7 @@ TWO = {"uint8_transfer": 1.3, "batched_fetch": 1.1}
 def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None:
     both = ("uint8_transfer", "batched_fetch")
     crash = TrialFailure(kind="crash", phase="training", message="no room")
-    fails = bench(remedy_gains=TWO, fail=lambda config: crash if config.remedies == both else None)
+    fails = training(remedy_gains=TWO, fail=lambda config: crash if config.remedies == both else None)
     result = tune_fake(fails, tmp_path, ALL)
     assert not named(result)["batched_fetch"].kept
     assert named(result)["uint8_transfer"].kept
@@ -81,17 +81,17 @@ def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None
 
 
 def test_a_resumed_run_reads_its_remedies_back_and_tries_none_again_however_little_time_it_has(tmp_path: Path) -> None:
-    before = tune_fake(bench(remedy_gains=TWO), tmp_path, replace(ALL, time_budget_s=150.0))
+    before = tune_fake(training(remedy_gains=TWO), tmp_path, replace(ALL, time_budget_s=150.0))
     assert found(before).config is not None
     assert load_result(tmp_path).remedies == before.remedies
-    again = bench(seed=1)
-    after = resumed(tmp_path, replace(ALL, time_budget_s=1.0), bench=again)
+    again = training(seed=1)
+    after = resumed(tmp_path, replace(ALL, time_budget_s=1.0), training=again)
     assert found(after).config == found(before).config
     assert not [request for request, _ in again.requests if request == "examine"]
 
 
 def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(tmp_path: Path) -> None:
-    result = tune_fake(bench(remedy_gains=TWO), tmp_path, ALL)
+    result = tune_fake(training(remedy_gains=TWO), tmp_path, ALL)
     together, tried = found(result), named(result)
     assert [name for name, each in tried.items() if each.kept] == ["uint8_transfer", "batched_fetch"]
     assert tried["batched_fetch"].base.remedies == ("uint8_transfer",), "the next is tried on top"
@@ -103,7 +103,7 @@ def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(
 
 
 def test_a_remedy_that_does_not_keep_its_promise_is_shown_and_not_kept(tmp_path: Path) -> None:
-    result = tune_fake(bench(remedy_gains={"uint8_transfer": 0.8}), tmp_path)
+    result = tune_fake(training(remedy_gains={"uint8_transfer": 0.8}), tmp_path)
     gain = found(result).gain
     assert gain.value < 1.0
     assert not named(result)["uint8_transfer"].kept
@@ -121,7 +121,7 @@ def test_a_remedy_that_fails_is_named_and_the_answer_and_the_others_stand(tmp_pa
             raise WorkloadError("it died")
         return TrialFailure(kind="crash", phase="training", message="it died")
 
-    result = tune_fake(bench(fail=fail, remedy_gains=TWO), tmp_path, ALL)
+    result = tune_fake(training(fail=fail, remedy_gains=TWO), tmp_path, ALL)
     assert result.best is not None
     assert result.cut_short is None
     assert named(result)["uint8_transfer"].gain is None
@@ -130,14 +130,14 @@ def test_a_remedy_that_fails_is_named_and_the_answer_and_the_others_stand(tmp_pa
 
 
 @dataclass(slots=True)
-class Crashing(FakeBench):
+class Crashing(FakeTraining):
     """Examining one indexing call a batch kills the training process."""
 
     def examine(self, config, names):
         if "batched_fetch" in names:
             self.requests.append(("killed", len(names)))
             return TrialFailure(kind="crash", phase="remedies", message="The training process was ended by SIGSEGV.")
-        return FakeBench.examine(self, config, names)
+        return FakeTraining.examine(self, config, names)
 
 
 def test_a_remedy_that_kills_the_training_process_while_it_is_examined_is_left_out_alone(tmp_path: Path) -> None:
@@ -155,15 +155,15 @@ def test_a_remedy_whose_own_code_crashes_is_left_out_alone(tmp_path: Path, monke
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(REMEDIES["batched_fetch"], where, crashes, raising=False)
-    result = tune_fake(bench(), tmp_path, ALL)
+    result = tune_fake(training(), tmp_path, ALL)
     assert "uint8_transfer" in named(result)
     (fetch,) = (each for each in found(result).left_out if each.name == "batched_fetch")
     assert fetch.reason == "crashed: ZeroDivisionError: planted"
 
 
 def test_the_end_of_the_time_budget_while_remedies_are_examined_is_a_note(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(FakeBench, "examine", lambda self, config, names: self._spend(1e6, "remedies"))
-    result = tune_fake(bench(), tmp_path)
+    monkeypatch.setattr(FakeTraining, "examine", lambda self, config, names: self._spend(1e6, "remedies"))
+    result = tune_fake(training(), tmp_path)
     assert result.best is not None
     assert result.cut_short is None
     assert any("changes of the code" in note for note in result.notes)
@@ -171,7 +171,7 @@ def test_the_end_of_the_time_budget_while_remedies_are_examined_is_a_note(tmp_pa
 
 
 def test_remedies_take_no_more_time_than_the_budget(tmp_path: Path) -> None:
-    tried = bench()
+    tried = training()
     result = tune_fake(tried, tmp_path, TuneConfig(time_budget_s=170.0, remedies="all", num_trials=3))
     assert found(result).config is not None
     assert result.seconds <= 170.0
@@ -183,5 +183,5 @@ def test_a_remedy_is_tried_with_the_precision_that_is_best_with_it(tmp_path: Pat
         compute_per_s={"fp32": 2300.0, "fp16": 4500.0, "bf16": 2000.0}, pinned_per_s=3300.0, sample_s=1 / 600
     )
     light = replace(BYTES, sample_s=1e-4, sample_cpu_s=1e-4, sample_bytes=1e4)
-    result = tune_fake(bench(surface=surface, examined={"uint8_transfer": replace(UINT8, after=light)}), tmp_path)
+    result = tune_fake(training(surface=surface, examined={"uint8_transfer": replace(UINT8, after=light)}), tmp_path)
     assert named(result)["uint8_transfer"].config.precision == "fp16"

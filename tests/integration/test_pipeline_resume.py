@@ -1,4 +1,4 @@
-"""A run that was cut off anywhere goes on where it was, and mixes with no other; over a fake bench."""
+"""A run that was cut off anywhere goes on where it was, and mixes with no other; over a fake training."""
 
 import shutil
 from dataclasses import replace
@@ -12,7 +12,7 @@ from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, Your
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.telemetry import Progress
 from loadtune.run_file import RUN_FILE, newest_run, read_run
-from loadtune.testing import FakeBench, Surface, fake_facts
+from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -24,8 +24,8 @@ PATIENT = TuneConfig(num_trials=40)
 def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) -> None:
     """Without noise: it learns from what was measured, and from nothing else."""
 
-    def quiet() -> FakeBench:
-        return FakeBench(noise=0.0, between_runs=0.0)
+    def quiet() -> FakeTraining:
+        return FakeTraining(noise=0.0, between_runs=0.0)
 
     config = TuneConfig(num_trials=5, time_budget_s=3000.0)  # no trial takes more than its share of the time left
     for name in ("whole", "cut"):
@@ -43,9 +43,9 @@ def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> Non
     """Plain fp32 at the user's batch is the fastest here, and --precision leaves it out of the search."""
     surface = Surface(compute_per_s={"fp32": 9000.0, "bf16": 1000.0}, sample_s=1 / 3000)
     config = TuneConfig(precisions=("bf16",), num_trials=2)
-    finished = tune_fake(FakeBench(surface), tmp_path, config)
+    finished = tune_fake(FakeTraining(surface), tmp_path, config)
     assert max(finished.compute_points, key=lambda point: point.samples_per_s).recipe == Recipe()
-    result = resumed(tmp_path, replace(config, num_trials=4), FakeBench(surface, seed=1))
+    result = resumed(tmp_path, replace(config, num_trials=4), FakeTraining(surface, seed=1))
     assert len(result.trials) > len(finished.trials)
     assert {trial.config.precision for trial in result.trials} == {"bf16"}
     assert result.best is not None
@@ -58,12 +58,12 @@ def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tm
             raise Killed
 
     with pytest.raises(Killed):
-        tune_fake(FakeBench(), tmp_path, None, listen)
-    before, bench = read_run(tmp_path), FakeBench(seed=1)
-    result = resumed(tmp_path, None, bench)
+        tune_fake(FakeTraining(), tmp_path, None, listen)
+    before, training = read_run(tmp_path), FakeTraining(seed=1)
+    result = resumed(tmp_path, None, training)
     assert bool(before.ceilings) == bool(before.compute_points) == (stage == "study")
     assert (result.recipes == before.recipes) == (stage == "study")
-    assert (bench.requests[0][0] == "training") == (stage == "study")
+    assert (training.requests[0][0] == "training") == (stage == "study")
     assert len({ceiling.precision for ceiling in result.ceilings}) == len(result.ceilings)
     assert result.best is not None
 
@@ -75,11 +75,11 @@ def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: 
     def fail(config: TrialConfig) -> TrialFailure | None:
         return planted if config.loader.num_workers == 4 and config.batch_size == 64 else None
 
-    first = tune_fake(FakeBench(fail=fail), tmp_path, config)
+    first = tune_fake(FakeTraining(fail=fail), tmp_path, config)
     (own,) = (trial.config for trial in first.trials if trial.origin == "yours")
-    again = resumed(tmp_path, config, FakeBench(fail=fail, seed=1))
+    again = resumed(tmp_path, config, FakeTraining(fail=fail, seed=1))
     assert [trial.failure for trial in again.trials if trial.config == own] == [planted, planted]
-    last = resumed(tmp_path, config, FakeBench(seed=2))
+    last = resumed(tmp_path, config, FakeTraining(seed=2))
     assert [trial.failure for trial in last.trials if trial.config == own] == [planted, planted]
 
 
@@ -110,7 +110,7 @@ def test_a_confirmation_goes_on_and_a_search_that_had_ended_only_where_more_is_a
     runs = [run for finalist in finished.finalists for run in finalist.runs]
     assert all(line.measurement in runs for line in before.confirmed)
     config = replace(PATIENT, **more)
-    extended = resumed(tmp_path, config, FakeBench(seed=2), reopen=reopen)
+    extended = resumed(tmp_path, config, FakeTraining(seed=2), reopen=reopen)
     assert len(extended.trials) > len(finished.trials)
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
@@ -118,9 +118,9 @@ def test_a_confirmation_goes_on_and_a_search_that_had_ended_only_where_more_is_a
 
 
 def test_what_was_measured_and_said_is_not_asked_for_again_nor_lost_with_a_smaller_budget(tmp_path: Path) -> None:
-    finished, bench = tune_fake(FakeBench(), tmp_path, ALL_TRIALS), FakeBench(seed=1)
-    again = resumed(tmp_path, ALL_TRIALS, bench)
-    assert bench.requests == []
+    finished, training = tune_fake(FakeTraining(), tmp_path, ALL_TRIALS), FakeTraining(seed=1)
+    again = resumed(tmp_path, ALL_TRIALS, training)
+    assert training.requests == []
     for name in ("trials", "finalists", "best", "bottleneck"):
         assert getattr(again, name) == getattr(finished, name) is not None
     hurried = resumed(tmp_path, replace(ALL_TRIALS, time_budget_s=10.0))
@@ -131,7 +131,11 @@ def test_what_was_measured_and_said_is_not_asked_for_again_nor_lost_with_a_small
 def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path) -> None:
     config = TuneConfig(time_budget_s=10.0)
     said = [
-        [note for note in run(bench=FakeBench(), folder=tmp_path, config=config).notes if "search ended after" in note]
+        [
+            note
+            for note in run(training=FakeTraining(), folder=tmp_path, config=config).notes
+            if "search ended after" in note
+        ]
         for run in (tune_fake, resumed)
     ]
     assert said[0] == said[1] != []
@@ -141,11 +145,11 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
     """Where samples wait, how many workers are worth a trial depends on the time budget and on what a sample took."""
     waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
     longer = TuneConfig(num_trials=2, time_budget_s=600.0)
-    tune_fake(FakeBench(facts=waits), tmp_path, longer)
+    tune_fake(FakeTraining(facts=waits), tmp_path, longer)
     before = read_run(tmp_path).num_workers
     assert max(before) > 16, "more than there are cores"
     shorter = replace(longer, num_trials=3, time_budget_s=100.0)
-    result = resumed(tmp_path, shorter, bench=FakeBench(facts=waits, seed=1))
+    result = resumed(tmp_path, shorter, training=FakeTraining(facts=waits, seed=1))
     assert len(result.trials) >= 3
     assert {trial.config.loader.num_workers for trial in result.trials} <= {0, *before}
 
@@ -153,11 +157,11 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
 def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tmp_path: Path) -> None:
     values = {"batch_size": 256, "precision": "fp16", "num_workers": 8}
     config = TuneConfig(num_trials=5, fix=tuple(Fixed(name=name, value=value) for name, value in values.items()))
-    finished = tune_fake(FakeBench(), tmp_path, config)
+    finished = tune_fake(FakeTraining(), tmp_path, config)
     assert {trial.config.loader.pin_memory for trial in finished.trials} == {False, True}
-    bench = FakeBench(seed=1)
-    again = resumed(tmp_path, replace(config, num_trials=30), bench)
-    assert bench.requests == []
+    training = FakeTraining(seed=1)
+    again = resumed(tmp_path, replace(config, num_trials=30), training)
+    assert training.requests == []
     assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
 
 

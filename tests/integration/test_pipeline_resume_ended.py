@@ -19,7 +19,7 @@ from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.run_file import newest_run, read_run
 from loadtune.seams import Listener
-from loadtune.testing import GIB, FakeBench, fake_host
+from loadtune.testing import GIB, FakeTraining, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -65,7 +65,7 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     assert answer(tmp_path) == before
     assert (len(read_run(tmp_path).trials) > known) == (stage != "start")
     assert any("run.json has what was measured since" in note for note in cut.notes) == (stage != "start")
-    result = resumed(tmp_path, MORE, FakeBench(seed=2), reopen=stage == "start")
+    result = resumed(tmp_path, MORE, FakeTraining(seed=2), reopen=stage == "start")
     assert result.best is not None
     assert not stands(result)
     assert load_result(tmp_path) == result
@@ -92,12 +92,12 @@ def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
 def test_an_answer_stands_where_nothing_runs_any_more(tmp_path: Path, kind: FailureKind) -> None:
     finished(tmp_path)
     before = answer(tmp_path)
-    bench = FakeBench(fail=lambda config: TrialFailure(kind=kind, phase="training", message="sample 7 is broken"))
+    training = FakeTraining(fail=lambda config: TrialFailure(kind=kind, phase="training", message="sample 7 is broken"))
     if kind == "user_error":
         with pytest.raises(WorkloadError, match="sample 7"):
-            resumed(tmp_path, MORE, bench, reopen=True)
+            resumed(tmp_path, MORE, training, reopen=True)
     else:
-        result = resumed(tmp_path, MORE, bench, reopen=True)
+        result = resumed(tmp_path, MORE, training, reopen=True)
         assert result.cut_short is None
         assert result.best is None
         assert stands(result)
@@ -114,7 +114,7 @@ def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path) -> N
 
 def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
     """Ended before its search it has no trial, and what its baseline assumes all the same."""
-    cut = tune_fake(FakeBench(), tmp_path, MORE, interrupt_at("calibrate"))
+    cut = tune_fake(FakeTraining(), tmp_path, MORE, interrupt_at("calibrate"))
     assert cut.trials == ()
     stages = ("calibrate", "study", "confirm", "never")
     again = [resumed(tmp_path, MORE, listener=interrupt_at(stage)) for stage in stages]
@@ -132,7 +132,7 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
         yours=YourSettings(batch_size=1800), fix=(Fixed(name="batch_size", value=1800),), precisions=("fp32",)
     )
     with pytest.raises(UsageError, match="1800"):
-        tune_fake(FakeBench(), tmp_path, config)
+        tune_fake(FakeTraining(), tmp_path, config)
     assert read_run(tmp_path).compute_points
     assert not (tmp_path / RESULT_FILE).exists()
 
@@ -150,8 +150,8 @@ CODE = CodePart(name="job.py", sha256="aa"), CodePart(name="the model's layers",
 CHANGED = tuple(replace(part, sha256="cc") for part in CODE)
 
 
-def built_of(*parts: CodePart, **facts: Any) -> FakeBench:
-    return FakeBench(facts=replace(FakeBench().describe(), **{"code": parts, "torchvision": "0.26.0"} | facts))
+def built_of(*parts: CodePart, **facts: Any) -> FakeTraining:
+    return FakeTraining(facts=replace(FakeTraining().describe(), **{"code": parts, "torchvision": "0.26.0"} | facts))
 
 
 OTHERS: tuple[tuple[dict[str, Any], str], ...] = (
@@ -166,10 +166,10 @@ OTHERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"host": replace(fake_host(), driver="590.1")}, "driver was '580.0' and is '590.1'"),
     ({"host": replace(fake_host(), python="3.13.1")}, "python was '3.12.0' and is '3.13.1'"),
     ({"device": replace(GPU, uuid="GPU-1")}, "uuid was 'GPU-0' and is 'GPU-1'"),
-    ({"bench": built_of(*CODE, dataset_length=500)}, "dataset_length was 1281167 and is 500"),
-    ({"bench": built_of(CHANGED[0], CODE[1])}, "code of the workload has changed (job.py)"),
-    ({"bench": built_of(*CHANGED)}, "(job.py, the model's layers)"),
-    ({"bench": built_of(*CODE, torchvision="0.27.0")}, "torchvision was '0.26.0' and is '0.27.0'"),
+    ({"training": built_of(*CODE, dataset_length=500)}, "dataset_length was 1281167 and is 500"),
+    ({"training": built_of(CHANGED[0], CODE[1])}, "code of the workload has changed (job.py)"),
+    ({"training": built_of(*CHANGED)}, "(job.py, the model's layers)"),
+    ({"training": built_of(*CODE, torchvision="0.27.0")}, "torchvision was '0.26.0' and is '0.27.0'"),
 )
 
 
@@ -178,11 +178,11 @@ def test_another_machine_job_or_code_is_refused_and_named_once_and_what_changes_
 ) -> None:
     tune_fake(built_of(*CODE), tmp_path, CONFIG)
     for differs, told in OTHERS:
-        given = {"config": CONFIG, "bench": built_of(*CODE)} | differs
+        given = {"config": CONFIG, "training": built_of(*CODE)} | differs
         with pytest.raises(ResultError, match="cannot be resumed here") as raised:
             resumed(tmp_path, **given)
         assert str(raised.value).count(told) == 1
-        assert given["bench"].requests == []
+        assert given["training"].requests == []
     here = replace(fake_host(), hostname="pod-2", python="3.12.4", ram_available_bytes=GIB)
     more = CodePart(name="imported now and then.py", sha256="ee")
     for ram_bytes in (127 * GIB, 256 * GIB):
@@ -195,17 +195,17 @@ def test_another_machine_job_or_code_is_refused_and_named_once_and_what_changes_
 def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> None:
     """Also where more trials were asked for: a later resumption without that runs none of them."""
 
-    class Broken(FakeBench):
+    class Broken(FakeTraining):
         def describe(self) -> WorkloadFacts:
             raise WorkloadError("importing the module raised SyntaxError")
 
     whole = finished(tmp_path)
     before, more = files(tmp_path), replace(ALL_TRIALS, num_trials=5)
-    other = FakeBench(facts=replace(FakeBench().describe(), dataset_length=500))
-    bench = {"machine": FakeBench(), "workload": other, "no workload": Broken()}[what]
+    other = FakeTraining(facts=replace(FakeTraining().describe(), dataset_length=500))
+    training = {"machine": FakeTraining(), "workload": other, "no workload": Broken()}[what]
     host = replace(fake_host(), torch="9.9") if what == "machine" else fake_host()
     with pytest.raises(LoadtuneError):
-        resumed(tmp_path, more, bench, host=host, reopen=True)
+        resumed(tmp_path, more, training, host=host, reopen=True)
     assert files(tmp_path) == before
     assert resumed(tmp_path, ALL_TRIALS).trials == whole.trials
 
@@ -215,7 +215,7 @@ def test_another_version_and_where_no_gpu_tells_hosts_apart_another_host_are_not
 ) -> None:
     config, cpu = TuneConfig(num_trials=1, precisions=("fp32",)), Device(kind="cpu", name="Fake CPU")
     monkeypatch.setattr("loadtune.tuner.__version__", "0.0.1")
-    tune_fake(FakeBench(), tmp_path, config, device=cpu)
+    tune_fake(FakeTraining(), tmp_path, config, device=cpu)
     monkeypatch.setattr("loadtune.tuner.__version__", "0.0.2")
     here = replace(fake_host(), hostname="pod-2", driver="590.1")  # a driver is no matter of a CPU's
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What is searched, what is not, and when the search is over; over a fake bench."""
+"""What is searched, what is not, and when the search is over; over a fake training."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +22,7 @@ from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.result import TuningResult, Winner
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import write_result
-from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
+from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -35,7 +35,7 @@ FIXED = (
 
 def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path: Path) -> None:
     config = TuneConfig(fix=FIXED, max_workers=3, num_trials=20, yours=YourSettings(batch_size=64, num_workers=2))
-    result = tune_fake(FakeBench(), tmp_path, config)
+    result = tune_fake(FakeTraining(), tmp_path, config)
     run = [trial.config for trial in result.trials]
     assert {(c.batch_size, c.precision, c.recipe.memory_format) for c in run} == {(200, "bf16", "contiguous")}
     assert len({c.loader for c in run}) < 8, "nothing that cannot win is run for completeness"
@@ -47,7 +47,7 @@ def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path:
 
 def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_searched(tmp_path: Path) -> None:
     config = TuneConfig(num_trials=3, max_workers=2, yours=YourSettings(num_workers=8))
-    result = tune_fake(FakeBench(), tmp_path, config)
+    result = tune_fake(FakeTraining(), tmp_path, config)
     assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1, 2}
     assert result.yours.loader.num_workers == 8
     assert any(finalist.config == result.yours for finalist in result.finalists)
@@ -70,9 +70,9 @@ def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_sear
 )
 def test_what_cannot_be_had_is_told(tmp_path: Path, config: TuneConfig, device: str, shape: object, told: str) -> None:
     surface = Surface(compute_per_s={"fp32": 2300.0})
-    bench = FakeBench(surface, facts=replace(fake_facts(surface), input_shape=shape))
+    training = FakeTraining(surface, facts=replace(fake_facts(surface), input_shape=shape))
     with pytest.raises(UsageError, match=told):
-        tune_fake(bench, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
+        tune_fake(training, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
 
 
 def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes_also_in_a_resumed_run(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes_also_in_
         if progress.stage == "study":
             raise KeyboardInterrupt
 
-    assert tune_fake(FakeBench(), folder, config, interrupt).trials == ()
+    assert tune_fake(FakeTraining(), folder, config, interrupt).trials == ()
     path.unlink()
-    result = tune_fake(FakeBench(), folder, config, resume=True)
+    result = tune_fake(FakeTraining(), folder, config, resume=True)
     (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
     assert warm.number == 1
     assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
@@ -101,7 +101,7 @@ def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes_also_in_
 def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:
     write_result(replace(finished(tmp_path), best=None), tmp_path)
     with pytest.raises(ResultError, match=r"--warm-start is .*confirmed no configuration"):
-        tune_fake(FakeBench(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
+        tune_fake(FakeTraining(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
 
 
 def fp16_batch(config: TrialConfig) -> int:
@@ -124,7 +124,7 @@ def test_memory_that_ran_out_in_a_trial_bounds_what_is_tried_then(
 ) -> None:
     """The probe saw these sizes train; with a loader beside them they do not, in neither memory format."""
     planted = TrialFailure(kind=kind, phase="training", message="planted")
-    result = tune_fake(FakeBench(fail=lambda config: planted if size(config) > most else None), tmp_path, config)
+    result = tune_fake(FakeTraining(fail=lambda config: planted if size(config) > most else None), tmp_path, config)
     failed = [size(trial.config) for trial in result.trials if trial.failure]
     assert failed
     assert failed == sorted(set(failed), reverse=True)
@@ -147,7 +147,7 @@ def test_workers_that_do_not_fit_into_shm_are_named_with_the_remedy(
     tmp_path: Path, total: int | None, free: int | None, said: str | None
 ) -> None:
     host = replace(fake_host(), shm_total_bytes=total, shm_free_bytes=free)
-    result = tune_fake(FakeBench(), tmp_path, host=host)
+    result = tune_fake(FakeTraining(), tmp_path, host=host)
     notes = [note for note in result.notes if "/dev/shm" in note]
     assert [said in note for note in notes] == [True] * (said is not None)
     assert result.best is not None
@@ -167,23 +167,23 @@ class SameStep(Surface):
 CPU = Device(kind="cpu", uuid=None, name="Fake CPU")
 
 
-def waiting(surface: Surface, **facts: object) -> FakeBench:
+def waiting(surface: Surface, **facts: object) -> FakeTraining:
     """On a CPU, with small samples that wait rather than compute."""
     few = {"precisions": ("fp32",), "sample_bytes": 4096, "sample_cpu_s": surface.sample_s / 100, **facts}
-    return FakeBench(surface, facts=replace(fake_facts(surface), **few))
+    return FakeTraining(surface, facts=replace(fake_facts(surface), **few))
 
 
 def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
-    bench = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
-    result = tune_fake(bench, tmp_path, host=fake_host(num_gpus=0), device=CPU)
+    training = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
+    result = tune_fake(training, tmp_path, host=fake_host(num_gpus=0), device=CPU)
     assert max(result.batch_sizes) <= 100
     assert any("an epoch would have fewer than 10 steps" in note for note in result.notes)
 
 
 def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_that_is_said(tmp_path: Path) -> None:
     config = TuneConfig(time_budget_s=120.0)
-    bench = waiting(SameStep(step_s=0.5, sample_s=0.1))
-    result = tune_fake(bench, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
+    training = waiting(SameStep(step_s=0.5, sample_s=0.1))
+    result = tune_fake(training, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
     assert any("The time left was too short to measure them" in note for note in result.notes)
     assert all(trial.measurement is not None for trial in result.trials)
 
@@ -200,7 +200,7 @@ def settings(config: TrialConfig) -> dict[str, object]:
 
 
 def test_each_tuned_dimension_is_tried_by_itself_in_the_time_there_is_by_default(tmp_path: Path) -> None:
-    result = tune_fake(FakeBench(), tmp_path, TuneConfig(tune=TUNED, max_batch_size=256))
+    result = tune_fake(FakeTraining(), tmp_path, TuneConfig(tune=TUNED, max_batch_size=256))
     tried = [settings(config) for config in [trial.config for trial in result.trials]]
     changed = [
         {name for name in one if one[name] != other[name]} for at, one in enumerate(tried) for other in tried[:at]
@@ -216,8 +216,8 @@ def test_what_was_not_tried_in_time_is_told_and_what_was_is_not_and_a_resumed_ru
             raise KeyboardInterrupt
 
     config = TuneConfig(tune=TUNED)
-    first = tune_fake(FakeBench(prepare_s=25.0), tmp_path, config, interrupt)
-    again = tune_fake(FakeBench(prepare_s=25.0), tmp_path, config, resume=True)
+    first = tune_fake(FakeTraining(prepare_s=25.0), tmp_path, config, interrupt)
+    again = tune_fake(FakeTraining(prepare_s=25.0), tmp_path, config, resume=True)
     ends = "only one value was tried, because the time ended. Raise --time-budget to try others."
     tried = [trial.config for trial in again.trials if trial.config.loader.num_workers]
     untried = {name for name in TUNED if len({settings(each)[name] for each in tried}) < 2}

@@ -3,8 +3,8 @@
 import json
 import signal
 
-import bench_workloads
 import pytest
+import training_workloads
 from cli_rig import Command, files_below
 from torch.utils.data import DataLoader
 
@@ -15,15 +15,22 @@ from loadtune.run_file import read_run
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
 SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--max-workers", "2", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the search, whose workers wait from the first trial kept on.
-HELD = ("--dataset", "bench_workloads:HeldOnceATrialIsKept", "--model", "bench_workloads:Linear", "--device", "cpu")
+HELD = (
+    "--dataset",
+    "training_workloads:HeldOnceATrialIsKept",
+    "--model",
+    "training_workloads:Linear",
+    "--device",
+    "cpu",
+)
 LONG = ("--time-budget", "300", "--max-batch-size", "16", "--max-workers", "2", "--precision", "fp32")
-RUN_FILES = ["bench.log", "report.html", "result.json", "run.json", "study.db"]
+RUN_FILES = ["training.log", "report.html", "result.json", "run.json", "study.db"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One whole run, shared by the tests that look at what it left; of a model whose loss in bf16 is NaN."""
-    words = ("--dataset", "bench_workloads:SlowImages", "--model", "bench_workloads:NanInBf16")
+    words = ("--dataset", "training_workloads:SlowImages", "--model", "training_workloads:NanInBf16")
     command = Command(tmp_path_factory.mktemp("run"), "run", *words, *SHORT, "--batch-size", "16", "--json")
     yield command, command.end()
     command.kill()
@@ -50,7 +57,7 @@ def test_stdout_is_the_result_and_nothing_else(finished, run_folder):
 
 def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
     command, _ = finished
-    assert run_folder.parent.name == "bench_workloads.SlowImages-bench_workloads.NanInBf16"
+    assert run_folder.parent.name == "training_workloads.SlowImages-training_workloads.NanInBf16"
     assert files_below(run_folder) == RUN_FILES
     assert list(command.home.glob("tmp-*/*")) == []
     written = [name for name in files_below(command.home) if name != "stderr"]
@@ -66,7 +73,7 @@ def test_the_result_says_what_was_confirmed(run_folder):
     confirmed = {finalist.config: finalist for finalist in result.finalists}
     assert result.best.samples_per_s == confirmed[result.best.config].samples_per_s
     assert result.yours in confirmed
-    assert all(trial.config.batch_size <= bench_workloads.LENGTH for trial in result.trials)
+    assert all(trial.config.batch_size <= training_workloads.LENGTH for trial in result.trials)
     assert not any(trial.failure for trial in result.trials)
 
 
@@ -80,7 +87,7 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
     """Found from outside, by the names that PyTorch gives its processes. Short spans may begin before a worker is."""
     result = loadtune.load_result(run_folder)
     runs = [(finalist.config, run.telemetry) for finalist in result.finalists for run in finalist.runs]
-    cores = [telemetry.bench_cpu_cores for _, telemetry in runs if telemetry.bench_cpu_cores is not None]
+    cores = [telemetry.training_cpu_cores for _, telemetry in runs if telemetry.training_cpu_cores is not None]
     assert cores
     assert min(cores) > 0
     assert all(telemetry.timeline for _, telemetry in runs)
@@ -93,7 +100,7 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
 @pytest.mark.parametrize("keep_batch_size", [False, True])
 def test_a_dataloader_takes_the_answer(run_folder, keep_batch_size):
     kwargs = loadtune.best_loader_kwargs(run_folder.parent, keep_batch_size=keep_batch_size)
-    batches = iter(DataLoader(bench_workloads.Images(), shuffle=True, drop_last=True, **kwargs))
+    batches = iter(DataLoader(training_workloads.Images(), shuffle=True, drop_last=True, **kwargs))
     inputs, targets = next(batches)
     assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)
     assert len(targets) == kwargs["batch_size"]
@@ -127,7 +134,7 @@ def killed(tmp_path_factory):
     command = Command(home, "run", *HELD, *LONG, "--num-workers", "2", "--out", "kept")
     try:
         command.until(lambda: "[search] trial 1/" in command.stderr())
-        command.until(lambda: len(command.descendants()) >= 2)  # the bench and workers of a trial
+        command.until(lambda: len(command.descendants()) >= 2)  # the training and workers of a trial
         command.signal(signal.SIGKILL)
         ended = command.end()
     finally:
@@ -189,7 +196,7 @@ def test_it_is_resumed_and_measures_nothing_again(killed):
 
 
 def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):
-    words = ("--dataset", "bench_workloads:slow_to_build", "--model", "bench_workloads:Linear", "--device", "cpu")
+    words = ("--dataset", "training_workloads:slow_to_build", "--model", "training_workloads:Linear", "--device", "cpu")
     command = Command(tmp_path, "run", *words, "--time-budget", "5")
     try:
         ended = command.end()

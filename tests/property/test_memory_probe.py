@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.probe.memory import MemoryProbe
+from loadtune.limits.memory import MemoryProbe
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.memory import BatchTry, FitReport, MemoryCeiling
-from loadtune.testing import GIB, FakeBench, Surface
+from loadtune.testing import GIB, FakeTraining, Surface
 
 CLOSE = 0.97
 MOST_PROBES = 6
@@ -60,7 +60,7 @@ def is_close(ceiling: MemoryCeiling, surface: RoughSurface) -> bool:
 
 
 def check(surface: RoughSurface) -> MemoryCeiling:
-    ceiling = MemoryProbe(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**7}).verify()
+    ceiling = MemoryProbe(FakeTraining(surface), Recipe(precision="fp32"), {"dataset": 10**7}).verify()
     fitting = {report.batch_size: report for report in ceiling.probes if report.fits}
     assert ceiling.batch_size in fitting
     assert is_close(ceiling, surface)
@@ -102,19 +102,19 @@ def test_rough_memory_under_an_allocator_that_has_to_try_again(surface: RoughSur
 @given(wall=st.integers(2, 64))
 def test_small_ceilings_are_exact_to_one_sample(wall: int) -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=(wall + 1) * GIB)
-    ceiling = MemoryProbe(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**6}).verify()
+    ceiling = MemoryProbe(FakeTraining(surface), Recipe(precision="fp32"), {"dataset": 10**6}).verify()
     assert wall - 1 <= ceiling.batch_size <= wall
 
 
 def test_the_answer_is_the_largest_that_was_run_where_nothing_larger_was() -> None:
-    class OneSizeOnly(FakeBench):
+    class OneSizeOnly(FakeTraining):
         """Fits one sample and nothing more."""
 
         def try_batch(self, asked: BatchTry) -> FitReport:
-            report = FakeBench.try_batch(self, asked)
+            report = FakeTraining.try_batch(self, asked)
             if asked.batch_size == 1:
                 return report
-            failed = FakeBench.try_batch(self, replace(asked, batch_size=10**9))
+            failed = FakeTraining.try_batch(self, replace(asked, batch_size=10**9))
             return replace(failed, batch_size=asked.batch_size)
 
     ceiling = MemoryProbe(OneSizeOnly(), Recipe(precision="fp32"), {"dataset": 10**6}).verify()

@@ -49,7 +49,7 @@ class FakeTuner:
         self.asked.append(config)
         self.reopened.append(reopen)
         self.resumed.append(folder if resume else None)
-        (folder / "bench.log").write_text("what the bench wrote")
+        (folder / "training.log").write_text("what the training wrote")
         listener(Progress(stage="start", message="built the workload", left_s=9.0))
         listener(Progress(stage="start", message="other processes are busy", warning=True, left_s=9.0))
         if self.measured:
@@ -267,7 +267,7 @@ def test_verbose_shows_our_traceback_and_keeps_the_log(tuner: FakeTuner) -> None
     ended = invoke("run", "-v")
     assert ended.exit_code == 2
     assert "Traceback" in ended.stderr
-    assert [path.name for path in Path("loadtune-results").glob("*/*/*")] == ["bench.log"]
+    assert [path.name for path in Path("loadtune-results").glob("*/*/*")] == ["training.log"]
 
 
 def test_ctrl_c_outside_the_tuner_is_quiet(tuner: FakeTuner) -> None:

@@ -11,10 +11,10 @@ from heapq import heappop, heappush
 
 import pytest
 
-from loadtune.bench.loop import WindowRule
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, samples_per_s
 from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment
+from loadtune.training.loop import WindowRule
 
 NUM_WORKERS, PREFETCH = 16, 2
 MAX_S = SEGMENT_S

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from bench_rig import trial
+from training_rig import trial
 
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.telemetry import MemoryReading, Telemetry

@@ -16,7 +16,7 @@ from loadtune.report.footprint import footprint_view
 from loadtune.step_memory import Wanted, step_report
 from loadtune.testing import GIB
 
-SPEC = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
+SPEC = WorkloadSpec(dataset="training_workloads:Images", model="account_rig:Blocks")
 
 
 @contextmanager

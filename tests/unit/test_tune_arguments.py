@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
-from loadtune.bench import BenchClient
 from loadtune.errors import WorkloadError
 from loadtune.objects import refuse_missing, with_objects
 from loadtune.records.config import Fixed
 from loadtune.records.telemetry import Progress
+from loadtune.training import TrainingClient
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -211,7 +211,7 @@ def test_missing_objects_of_a_run_are_named():
 
 @pytest.fixture
 def without_bench(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(BenchClient, "start", lambda self: None)
+    monkeypatch.setattr(TrainingClient, "start", lambda self: None)
     return monkeypatch
 
 

@@ -17,7 +17,7 @@ from loadtune.records.config import WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.testing import fake_host
 
-BLOCKS = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks")
+BLOCKS = ("--dataset", "training_workloads:Images", "--model", "account_rig:Blocks")
 DEEP = (*BLOCKS[:3], "account_rig:Deep")
 SMALL = (*BLOCKS, "--batch-size", "4", "--device", "cpu")
 
@@ -99,7 +99,7 @@ def test_a_stream_that_raises_is_said_in_one_message(tmp_path: Path) -> None:
     assert "Reading the stream raised OSError: the shard is gone" in " ".join(ended.output.split())
 
 
-@pytest.mark.parametrize("dataset", ["bench_workloads:Images", "account_rig:ImagePairs"])
+@pytest.mark.parametrize("dataset", ["training_workloads:Images", "account_rig:ImagePairs"])
 def test_layers_of_a_model_without_class_scores_have_a_total(dataset: str) -> None:
     ended = invoke("--dataset", dataset, "--model", "account_rig:Autoencoder", "--per-layer", "--batch-size", "32")
     assert ended.exit_code == 0, ended.output
@@ -138,16 +138,16 @@ def test_what_if_without_a_memory_has_no_column_for_the_batch_that_it_holds() ->
 
 
 def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables of a measured account, from a bench that is a fake on a host that is one."""
+    """The tables of a measured account, from a training that is a fake on a host that is one."""
     benches: list[tuple[WorkloadSpec, Device]] = []
 
     @contextmanager
-    def bench(spec: WorkloadSpec, device: Device) -> Iterator[FakeMeter]:
+    def training(spec: WorkloadSpec, device: Device) -> Iterator[FakeMeter]:
         benches.append((spec, device))
         yield FakeMeter(spec)
 
     monkeypatch.setattr(host, "read_host", fake_host)
-    monkeypatch.setattr(cli_memory, "_bench", bench)
+    monkeypatch.setattr(cli_memory, "_training", training)
     ended = invoke(*BLOCKS, "--what-if", "--checkpoint")
     assert ended.exit_code == 0, ended.output
     assert [device.kind for _, device in benches] == ["cuda"]
@@ -197,13 +197,13 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--memory lots", "--memory is 'lots';"),
         ("--model resnet51", "Did you mean resnet"),
         (
-            "--dataset bench_workloads:Images --model account_rig:Deep --checkpoint --checkpoint-segments 99",
+            "--dataset training_workloads:Images --model account_rig:Deep --checkpoint --checkpoint-segments 99",
             "--checkpoint-segments is 99;",
         ),
         ("--checkpoint-segments 4", "--checkpoint-segments needs --checkpoint or --what-if."),
         ("--checkpoint --checkpoint-segments 1", "--checkpoint-segments is 1;"),
         ("--model resnet18 --batch-size 1 --image-size 32", "does not train on a batch of 1"),
-        ("--dataset bench_workloads:Images --model account_rig:Decides --batch-size 2", "cannot be estimated"),
+        ("--dataset training_workloads:Images --model account_rig:Decides --batch-size 2", "cannot be estimated"),
         ("--model fasterrcnn_mobilenet_v3_large_fpn --batch-size 2", "has no loss for the model fasterrcnn"),
     ],
 )

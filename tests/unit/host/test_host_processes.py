@@ -50,33 +50,33 @@ def worker(pid, **more):
 
 @pytest.fixture
 def world(monkeypatch):
-    """A process table in the test's hands; the bench is process 1."""
+    """A process table in the test's hands; the training is process 1."""
 
     made = SimpleNamespace(pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
     monkeypatch.setattr(processes_module, "_process", made.table.get)
-    made.bench = ProcessTree(lambda: made.pid)
+    made.training = ProcessTree(lambda: made.pid)
     return made
 
 
 def test_cpu_time_of_bench_and_workers_is_cores(world):
     main, first = world.table[1], worker(11, cpu_s=50.0)
     main.below = [first]
-    seen = world.bench.look(0.0)
-    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 200)
+    seen = world.training.look(0.0)
+    assert (seen["training_cpu_cores"], seen["training_rss_bytes"]) == (None, 200)
     main.cpu_s, first.cpu_s = 0.1, 50.05
-    seen = world.bench.look(0.1)
-    assert seen["bench_cpu_cores"] == pytest.approx(1.5)
+    seen = world.training.look(0.1)
+    assert seen["training_cpu_cores"] == pytest.approx(1.5)
     assert seen["workers_cpu_cores"] == pytest.approx(0.5)
 
 
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.table[1].below = [child]
-    world.bench.look(0.0)
-    assert world.bench.of("worker") == []
+    world.training.look(0.0)
+    assert world.training.of("worker") == []
     child.process_name = WORKER_NAME
-    assert world.bench.look(0.6)["workers_cpu_cores"] == 0.0
-    assert (world.bench.of("worker"), world.bench.of("other")) == ([child], [])
+    assert world.training.look(0.6)["workers_cpu_cores"] == 0.0
+    assert (world.training.of("worker"), world.training.of("other")) == ([child], [])
 
 
 @pytest.mark.parametrize("waited_s", [(0.0, 50.01), (50.01, 50.01), (0.0, 0.0)])
@@ -84,50 +84,50 @@ def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
     """The kernel adds what it used to its parent's account of children, at once or a moment later; or nobody waits."""
     main, first = world.table[1], worker(11, cpu_s=50.0)
     main.below = [first]
-    world.bench.look(0.0)
+    world.training.look(0.0)
     used_s = 0.0
     for number, main.waited_s in enumerate(waited_s, 1):
         main.cpu_s, first.gone = 0.1 * number, True
-        seen = world.bench.look(0.1 * number)
-        used_s += 0.1 * seen["bench_cpu_cores"]
-        assert (seen["workers_cpu_cores"], seen["bench_rss_bytes"]) == (None, 100)
+        seen = world.training.look(0.1 * number)
+        used_s += 0.1 * seen["training_cpu_cores"]
+        assert (seen["workers_cpu_cores"], seen["training_rss_bytes"]) == (None, 100)
     assert used_s == pytest.approx(0.2 + max(0.0, waited_s[1] - 50.0))
 
 
 def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(world):
     first = worker(11)
     world.table[1].below = [first]
-    world.bench.look(0.0)
+    world.training.look(0.0)
     first.cpu_s, first.waited_s = 0.01, 0.07
-    seen = world.bench.look(0.1)
-    assert (seen["bench_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
+    seen = world.training.look(0.1)
+    assert (seen["training_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
 
 
 def test_a_replaced_bench_is_followed_at_once(world):
-    world.bench.look(0.0)
+    world.training.look(0.0)
     world.pid, world.table[2].cpu_s = 2, 30.0
-    seen = world.bench.look(0.1)
-    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 100)
+    seen = world.training.look(0.1)
+    assert (seen["training_cpu_cores"], seen["training_rss_bytes"]) == (None, 100)
     world.table[2].cpu_s = 30.1
-    assert world.bench.look(0.2)["bench_cpu_cores"] == pytest.approx(1.0)
+    assert world.training.look(0.2)["training_cpu_cores"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("pid", [None, 99])
 def test_no_bench_is_no_figure(world, pid):
     world.pid = pid
-    assert set(world.bench.look(0.0).values()) == {None}
+    assert set(world.training.look(0.0).values()) == {None}
     world.pid = 1
-    assert world.bench.look(1.0)["bench_rss_bytes"] == 100
+    assert world.training.look(1.0)["training_rss_bytes"] == 100
 
 
 def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     """The kernel adds what an ended process has read to its parent's account, a moment later."""
     main, first = world.table[1], worker(11, read=1000)
     main.below = [first]
-    disk = Reads(world.bench)
+    disk = Reads(world.training)
 
     def look(now_s):
-        world.bench.look(now_s)
+        world.training.look(now_s)
         return disk.look(now_s)["disk_read_bytes_per_s"]
 
     assert look(0.0) is None
@@ -142,10 +142,10 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
 def test_what_workers_read_from_files_is_theirs_alone(world):
     """Batches that the training process reads from their pipes are none, nor what it is charged for as they end."""
     main, first, later = world.table[1], worker(11), worker(12, read=50)
-    reads, seen = Reads(world.bench), []
+    reads, seen = Reads(world.training), []
     looks = ((0.0, 0, 100, [first]), (1.0, 900, 300, [first, later]), (2.0, 1800, 400, [first, later]))
     for now_s, main.read, first.read, main.below in (*looks, (3.0, 2100, 400, []), (4.0, 2400, 400, [])):
         first.gone = later.gone = not main.below
-        world.bench.look(now_s)
+        world.training.look(now_s)
         seen.append(reads.look(now_s)["file_read_bytes_per_s"])
     assert seen == [None, 2000.0, 1000.0, None, None]

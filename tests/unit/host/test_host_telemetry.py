@@ -172,9 +172,11 @@ def test_energy_is_the_total_of_the_span():
 
 def test_peaks_are_of_the_span_alone():
     readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
-    found = seen(0.5, 1.5, bench_rss_bytes=readings, gpu_memory_used_bytes=readings)
-    assert (found.bench_rss_bytes, found.gpu_memory_used_bytes) == (3, 3)
-    assert seen(1.2, 1.8, bench_rss_bytes=readings).bench_rss_bytes == 5, "shorter than a look: what was read next"
+    found = seen(0.5, 1.5, training_rss_bytes=readings, gpu_memory_used_bytes=readings)
+    assert (found.training_rss_bytes, found.gpu_memory_used_bytes) == (3, 3)
+    assert seen(1.2, 1.8, training_rss_bytes=readings).training_rss_bytes == 5, (
+        "shorter than a look: what was read next"
+    )
 
 
 def test_a_long_timeline_is_thinned_without_losing_a_moment():
@@ -203,10 +205,10 @@ def test_means_lie_between_the_readings(steps, start_s, length_s):
 
 
 def test_what_others_took_is_what_neither_the_training_nor_this_process_did():
-    busy, bench, own = ([(0.0, value), (1.0, value)] for value in (6.0, 4.0, 0.5))
-    found = seen(0.0, 1.0, **{BUSY_CORES: busy, "bench_cpu_cores": bench, OWN_CORES: own})
+    busy, training, own = ([(0.0, value), (1.0, value)] for value in (6.0, 4.0, 0.5))
+    found = seen(0.0, 1.0, **{BUSY_CORES: busy, "training_cpu_cores": training, OWN_CORES: own})
     assert found.others_cpu_cores == pytest.approx(1.5)
-    assert seen(0.0, 1.0, **{BUSY_CORES: bench, "bench_cpu_cores": busy, OWN_CORES: own}).others_cpu_cores == 0.0
+    assert seen(0.0, 1.0, **{BUSY_CORES: training, "training_cpu_cores": busy, OWN_CORES: own}).others_cpu_cores == 0.0
     assert seen(0.0, 1.0, **{BUSY_CORES: busy, OWN_CORES: own}).others_cpu_cores is None
 
 
@@ -268,7 +270,7 @@ def test_real_workers_are_told_apart_and_a_timeline_is_kept():
         tree.stdout.close()
     assert {reading.num_workers for reading in found.memory} == {8}
     assert all(reading.workers_bytes > 32 << 20 for reading in found.memory)
-    assert 0.1 < found.workers_cpu_cores < min(1.2, found.bench_cpu_cores)
+    assert 0.1 < found.workers_cpu_cores < min(1.2, found.training_cpu_cores)
     timeline = found.timeline
     # What came after the last reading is not known yet.
     known = [share for share in timeline.cpu_utilization_fraction if share is not None]

@@ -15,14 +15,14 @@ from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Telemetry
 from loadtune.report.compare import Comparison, Mean, compare, figure_changes, mean_of, ratio_of
-from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
+from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32), num_trials=4)
 
 
 def tuned(folder: Path, name: str, surface: Surface, config: TuneConfig = KEPT_BATCH, cores: int = 16) -> TuningResult:
     (folder / name).mkdir()
-    return tune_fake(FakeBench(surface), folder / name, config, host=fake_host(num_usable_cores=cores))
+    return tune_fake(FakeTraining(surface), folder / name, config, host=fake_host(num_usable_cores=cores))
 
 
 FAST, SLOW = Surface(), Surface(pinned_per_s=1950.0, pageable_per_s=1200.0)

@@ -10,7 +10,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window, WorkerShare
 from loadtune.search.throughput import job_of, points_at, segments_of
-from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
+from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 RECIPES = {"fp32": Recipe(), "fp16": Recipe(precision="fp16"), "bf16": Recipe(precision="bf16")}
@@ -18,8 +18,8 @@ CONFIG = TrialConfig(loader=LoaderConfig(batch_size=10, num_workers=2, pin_memor
 
 
 def test_a_job_has_the_curve_of_each_recipe_smallest_batch_first() -> None:
-    bench, facts = FakeBench(noise=0.0), replace(fake_facts(Surface()), sample_cpu_s=None)
-    points = [bench.time_compute(RECIPES[each], size, 1.0) for each in ("fp32", "bf16") for size in (64, 16, 64)]
+    training, facts = FakeTraining(noise=0.0), replace(fake_facts(Surface()), sample_cpu_s=None)
+    points = [training.time_compute(RECIPES[each], size, 1.0) for each in ("fp32", "bf16") for size in (64, 16, 64)]
     timed = [point for point in points if isinstance(point, ComputePoint)]
     job = job_of(facts, fake_host(), GPU, RECIPES, timed)
     assert [size for size, _ in job.compute["bf16"]] == [16, 64]

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-import bench_workloads
 import pytest
+import training_workloads
 from torch.utils.data import DataLoader, Dataset
 
 from loadtune.stream.switching import SwitchingLoader
@@ -46,11 +46,11 @@ def test_samples_are_fetched_as_the_dataset_offers_them_and_workers_tell_of_it(
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_exception_carries_the_index_of_its_sample(num_workers: int) -> None:
-    sampler = [3, bench_workloads.BAD_INDEX, 7]
-    plain = DataLoader(bench_workloads.RaisesAtIndex(), batch_size=3, sampler=sampler, num_workers=num_workers)
+    sampler = [3, training_workloads.BAD_INDEX, 7]
+    plain = DataLoader(training_workloads.RaisesAtIndex(), batch_size=3, sampler=sampler, num_workers=num_workers)
     loader = SwitchingLoader(plain, sample_error=note_index)
     with pytest.raises(ValueError, match="broken sample") as raised:
         next(iter(loader))
-    assert sample_index(raised.value) == bench_workloads.BAD_INDEX
+    assert sample_index(raised.value) == training_workloads.BAD_INDEX
     assert num_workers or last_line(raised.value) == "ValueError: broken sample"
     assert loader.table.read() == (), "a process that raised is loading nothing"

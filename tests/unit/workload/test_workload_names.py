@@ -13,7 +13,7 @@ from loadtune.workload.factories import call_factory
 from loadtune.workload.models import model_needs
 
 
-def spec(dataset="bench_workloads:Images", model="bench_workloads:Linear", **more):
+def spec(dataset="training_workloads:Images", model="training_workloads:Linear", **more):
     return WorkloadSpec(dataset=dataset, model=model, **more)
 
 
@@ -79,13 +79,13 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"dataset": "bench_workloads:"}, ["pkg.mod:name"]),
-        ({"dataset": "bench_workloads:needs_arguments"}, ["is a int", "function or class"]),
+        ({"dataset": "training_workloads:"}, ["pkg.mod:name"]),
+        ({"dataset": "training_workloads:needs_arguments"}, ["is a int", "function or class"]),
         (
-            {"model": "bench_workloads:LitClassifier"},
+            {"model": "training_workloads:LitClassifier"},
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
         ),
-        ({"model": "bench_workloads:frozen"}, ["no trainable parameter"]),
+        ({"model": "training_workloads:frozen"}, ["no trainable parameter"]),
         ({"model": "raft_small"}, ["no loss", "--loss"]),
         ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
     ],

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from loadtune.bench.describe import check_labels
 from loadtune.errors import WorkloadError
+from loadtune.training.describe import check_labels
 from loadtune.workload import class_dimension, collate_samples, num_classes_of_output
 from loadtune.workload.tasks import class_loss
 

@@ -1,0 +1,282 @@
+"""What an exception in the training means: by its type's name, its text, and how full memory was.
+
+The rules are tried in their order. A loader worker's death comes first, because its message quotes other words. Then
+come memory, and what the device or torch.compile cannot do. Only what is left is the user's own error.
+"""
+
+import errno
+import re
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import synchronize
+
+from loadtune.host.memory import SHM_ADVICE, read_oom_kills
+from loadtune.records.measurement import FailureKind, TrialFailure
+from loadtune.stream.sample_table import Loading, samples_text
+from loadtune.training.memory import DeviceMemory
+from loadtune.units import bytes_text
+from loadtune.workload.user_code import cause, last_line, user_traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """How things stood at a failure. None: not known."""
+
+    on_cuda: bool = True
+    budget_bytes: int | None = None
+    """What this process could have had of the device's memory."""
+    peak_bytes: int | None = None
+    """The most it held of it since the request began, the allocator's cache included."""
+    num_retries: int | None = None
+    """Times the allocator gave its cache back since the request began: it does that when the device is full."""
+    oom_kills: int | None = None
+    """Processes the kernel killed for lack of memory since the request began."""
+
+    @property
+    def memory_was_short(self) -> bool | None:
+        """Whether running out of memory is a likely cause. None: nothing is known.
+
+        A library asks for a workspace of about the size of what it works on, and a step holds all that at once. So a
+        request that fails while more is free than the step ever held was not refused for its size. Memory was short
+        only where more than half of the budget was held. The allocator's retries say so at any level.
+        """
+        if self.num_retries:
+            return True
+        if self.budget_bytes is None or self.peak_bytes is None:
+            return None
+        return 2 * self.peak_bytes > self.budget_bytes
+
+
+class Witness:
+    """Looks at memory when a request begins, to tell afterwards how things stood when it failed."""
+
+    def __init__(self, memory: DeviceMemory, *, on_cuda: bool) -> None:
+        self._memory, self._on_cuda = memory, on_cuda
+        self._budget_bytes = memory.budget_bytes()
+        memory.reset_peaks()
+        self._retries, self._kills = memory.num_retries(), read_oom_kills()
+
+    def testify(self) -> Circumstances:
+        """Asked after the failure, of the allocator's own books alone: the device's context may be lost."""
+        memory = self._memory
+        return Circumstances(
+            on_cuda=self._on_cuda,
+            budget_bytes=self._budget_bytes,
+            peak_bytes=max(memory.peak_bytes(), memory.peak_reserved_bytes() or 0),
+            num_retries=increase(self._retries, memory.num_retries()),
+            oom_kills=increase(self._kills, read_oom_kills()),
+        )
+
+
+def increase(before: int | None, now: int | None) -> int | None:
+    """How much a counter rose. None: it could not be read both times."""
+    return None if before is None or now is None else now - before
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What words mean that PyTorch raises."""
+
+    words: str
+    """A regular expression, whatever its case."""
+    kind: FailureKind
+    on_cuda: bool | None = None
+    """Where they mean it: on CUDA alone, on a CPU alone, or, None, on both."""
+    otherwise: FailureKind | None = None
+    """What they mean where memory was not short: they are said for several reasons. None: they mean what they say."""
+
+    def fits(self, text: str, circumstances: Circumstances) -> bool:
+        here = self.on_cuda is None or self.on_cuda == circumstances.on_cuda
+        return here and re.search(self.words, text, re.IGNORECASE | re.DOTALL) is not None
+
+
+_WORKER_KILLED = "killed by signal: Killed"
+_DEVICE_ASSERT = "device-side assert triggered"  # every CUDA error says how to enable "device-side assertions"
+_RULES = (
+    _Rule(r"killed by signal: (Bus error|Unknown signal: 7)|insufficient shared memory|out of shared memory", "shm"),
+    _Rule(_WORKER_KILLED, "host_oom"),
+    _Rule(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)", "crash"),
+    _Rule(r"pin memory thread exited unexpectedly", "crash"),
+    _Rule(r"unable to (mmap|allocate|write|open|resize).*(/torch_|shared memory)", "shm"),
+    _Rule(r"shared memory.*No space left on device", "shm"),
+    _Rule(r"DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc", "host_oom"),
+    _Rule(r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "host_oom"),
+    # Page-locked memory is the host's, but it is CUDA that is asked for it.
+    _Rule(r"in pin memory thread.*CUDA (driver )?(error: )?out of memory", "host_oom", on_cuda=True),
+    _Rule(r"OutOfMemoryError|CUDA (driver )?(error: )?out of memory|cudaErrorMemoryAllocation", "oom", on_cuda=True),
+    # Kernels that do not exist for a type or a shape, and libraries that do not match the driver, say these as well.
+    _Rule(
+        r"CUDNN_STATUS_NOT_SUPPORTED|unable to find an engine|no (valid )?(execution plans|engine configs)"
+        r"|(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|CUFFT_ALLOC_FAILED",
+        "oom",
+        on_cuda=True,
+        otherwise="unsupported",
+    ),
+    _Rule(r"CUBLAS_STATUS_NOT_INITIALIZED.*cublas(Lt)?Create", "oom", on_cuda=True, otherwise="crash"),
+    # oneDNN's scratchpad could not be had, or the operation does not exist for these types.
+    _Rule(
+        r"could not (create|execute) a (primitive|memory object)(?! descriptor)",
+        "oom",
+        on_cuda=False,
+        otherwise="unsupported",
+    ),
+    _Rule(r"32-?bit index|INT_MAX elements|integer out of range", "unsupported"),
+    _Rule(r"not implemented for '(Half|BFloat16)'|could not create a primitive descriptor", "unsupported"),
+    _Rule(r"view size is not compatible with input tensor's size and stride", "unsupported"),  # under channels_last
+    _Rule(_DEVICE_ASSERT, "user_error"),
+    _Rule(r"CUDA error", "crash"),
+)
+# Only the text of errors that PyTorch raises is looked at: a user's ValueError may say anything.
+_TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
+_COMPILERS = ("torch._dynamo.", "torch._inductor.")
+# NumPy has a MemoryError of its own.
+_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")
+_SHM_ERRNOS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC)
+_WORKER_END = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
+    r"(?:is killed by signal: (?P<signal>.*)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
+)
+# The allocator's own OOM leaves the context as it was; after a library's or a kernel's failure only a new process is
+# a sure thing.
+_CONTEXT_LOST = ("CUDNN_STATUS", "CUBLAS_STATUS", "CUFFT_", "find an engine", "CUDA error", "CUDA driver error")
+
+
+# Without evidence an ambiguous error counts as memory: a smaller size is the remedy that can be tried.
+_UNKNOWN = Circumstances()
+
+
+def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN) -> FailureKind:
+    """The kind of failure this exception is. On a CPU the device's memory is the host's, so running out is ``oom``."""
+    links = _with_causes(error)
+    if any(_is_of_a_semaphore(link) for link in links):
+        return "shm"
+    kind = _kind_of_words(links, circumstances)
+    if kind is None and any(_is_memory_error(link) for link in links):
+        kind = "host_oom"
+    is_workers = any(_is_caught(link) or "DataLoader worker" in str(link) for link in links)
+    if kind == "host_oom" and not circumstances.on_cuda and not is_workers:
+        return "oom"
+    if kind is not None:
+        return kind
+    if _is_compilers(error):
+        return "unsupported"
+    return "user_error" if cause(error) or user_traceback(error) is not None else "crash"
+
+
+def failure_from(
+    error: BaseException, phase: str, circumstances: Circumstances = _UNKNOWN, loading: Sequence[Loading] = ()
+) -> TrialFailure:
+    """The exception as data; keeps text only, so that nothing of the failed step stays alive.
+
+    ``loading``: which samples each process was loading when it was raised.
+    """
+    kind = classify_error(error, circumstances)
+    named = cause(error) if kind == "user_error" else None
+    compiling = "torch.compile failed: " if _is_compilers(error) else ""
+    said = _worker_end(error, loading) or named or f"{compiling}{last_line(error)}"
+    why = f" ({SHM_ADVICE})" if kind == "shm" else _why(error, circumstances)
+    return TrialFailure(kind=kind, phase=phase, message=f"{said}{why}", log_tail=user_traceback(error) or "")
+
+
+def leaves_context_intact(error: BaseException) -> bool:
+    """Whether the device can still be trusted, provided that its memory comes back."""
+    return not any(word in str(error) for word in _CONTEXT_LOST)
+
+
+def _kind_of_words(links: Sequence[BaseException], circumstances: Circumstances) -> FailureKind | None:
+    """What PyTorch's words mean. None: nothing that is known."""
+    rule = _rule_of(links, circumstances)
+    if rule is None:
+        return None
+    if rule.words == _WORKER_KILLED and circumstances.oom_kills == 0:
+        return "crash"
+    return rule.otherwise if rule.otherwise and circumstances.memory_was_short is False else rule.kind
+
+
+def _rule_of(links: Sequence[BaseException], circumstances: Circumstances) -> _Rule | None:
+    torchs = (link for link in links if _name(link) in _TORCH_ERRORS or _is_compilers(link))
+    text = "\n".join(f"{_name(link)}: {_said(link)}" for link in torchs)
+    return next((rule for rule in _RULES if rule.fits(text, circumstances)), None)
+
+
+def _why(error: BaseException, circumstances: Circumstances) -> str:
+    """What the error's own words leave open, in brackets."""
+    said, rule = _said(error), _rule_of([error], circumstances)
+    if _DEVICE_ASSERT in said:
+        return " (nearly always a label that is not below the number of classes)"
+    if _WORKER_KILLED in said and circumstances.oom_kills == 0:
+        return " (not by the kernel for lack of memory)"
+    if rule is not None and rule.otherwise and circumstances.memory_was_short is False:
+        held, budget = bytes_text(circumstances.peak_bytes), bytes_text(circumstances.budget_bytes)
+        return f" (not for lack of memory: at most {held} of {budget} were held)"
+    return ""
+
+
+def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
+    """That a worker's process ended, how, and what it was loading. None: the error says nothing of the kind.
+
+    Of several ends that PyTorch tells the last is what the others come from.
+    """
+    ends = [end for link in _with_causes(error) if (end := _WORKER_END.search(_said(link)))]
+    if not ends:
+        return None
+    pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
+    lost = next((samples_text(each) for each in loading if each.pid in pids), None)
+    signalled = next((end["signal"] for end in reversed(ends) if end["signal"]), None)
+    code = next((end["code"] for end in ends if end["code"]), None)
+    how = "ended unexpectedly" if code is None else f"exited with code {code}"
+    if signalled is not None:
+        how = f"was ended by {_signal_name(signalled)}"
+    return f"A worker {how}{f' while it loaded {lost}' if lost else ''}"
+
+
+def _signal_name(description: str) -> str:
+    """``SIGSEGV`` for ``Segmentation fault``, as the C library describes it; the description where none fits."""
+    names = {signal.strsignal(number): number.name for number in signal.Signals}
+    return next((names[text] for text in names if text and description.startswith(text)), description.rstrip(". "))
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """It and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
+    links: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in links:
+        links.append(cause)
+        cause = cause.__cause__
+    return links
+
+
+def _said(error: BaseException) -> str:
+    """Of a worker's error only the line that was raised: the traceback around it quotes anybody's source."""
+    if not _is_caught(error):
+        return str(error)
+    return f"{str(error).partition('.')[0]}: {last_line(error)}"
+
+
+def _name(error: BaseException) -> str:
+    """Of its class, or of the class of the error that it was in a worker."""
+    return last_line(error).partition(":")[0].rpartition(".")[2]
+
+
+def _is_compilers(error: BaseException) -> bool:
+    """Whether torch.compile raised it; what it could not compile, or the lack of a compiler, is inside."""
+    return any(f"{kind.__module__}.".startswith(_COMPILERS) for kind in type(error).__mro__)
+
+
+def _is_memory_error(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return _name(error) in _MEMORY_ERRORS or last_line(error).startswith(f"OSError: [Errno {errno.ENOMEM}]")
+
+
+def _is_of_a_semaphore(error: BaseException) -> bool:
+    """Whether Python could not make one, which a worker's queue needs, in a /dev/shm that is full or no use at all."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    raised_there = any(frame.filename == synchronize.__file__ for frame in frames)
+    return raised_there and isinstance(error, OSError) and error.errno in _SHM_ERRNOS
+
+
+def _is_caught(error: BaseException) -> bool:
+    return str(error).startswith("Caught ")

@@ -1,0 +1,297 @@
+"""The device's memory behind one face: CUDA's caching allocator, or on the CPU this process's resident memory."""
+
+import ctypes
+import gc
+import resource
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from loadtune.host.memory import read_ram
+from loadtune.host.processes import field_bytes
+from loadtune.records.config import LoaderConfig
+
+# Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
+# cuBLASLt keeps as much again. The backward pass runs in a thread with handles of its own. What a step leaks is
+# activations, which are far more.
+_CUDA_SLACK_BYTES = 256 << 20
+
+RESERVE = 0.1
+"""Share of the RAM that a CPU's budget leaves alone. Below a tenth available (and of free swap), earlyoom ends the
+largest process; and it is what page cache, loader workers and everybody else's growth during a run have to live in."""
+
+_LATER_BYTES = 1 << 30
+"""What an idle training may still take outside the allocator, for kernels and libraries' workspaces."""
+
+# Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
+_GRAIN = 32_768
+
+
+class DeviceMemory(ABC):
+    """What the training asks about memory. ``peak_bytes`` counts from `reset_peaks`. None: nothing counts it."""
+
+    @abstractmethod
+    def capacity_bytes(self) -> int: ...
+
+    @abstractmethod
+    def budget_bytes(self) -> int:
+        """What this process may have of it at most, its own share included."""
+
+    @abstractmethod
+    def reset_peaks(self) -> None: ...
+
+    @abstractmethod
+    def peak_bytes(self) -> int: ...
+
+    def peak_reserved_bytes(self) -> int | None:
+        return None
+
+    def outside_bytes(self) -> int | None:
+        """What this process holds of the device outside the allocator: context, libraries."""
+        return None
+
+    def num_retries(self) -> int | None:
+        """Times the allocator gave its cache back and tried again, since the process began."""
+        return None
+
+    @abstractmethod
+    def capped(self) -> AbstractContextManager[None]:
+        """While this context is entered, going over the budget raises instead of taking what others need."""
+
+    @abstractmethod
+    def recovers(self) -> bool:
+        """Free everything that can be freed; True: what is in use is back where it was when idle."""
+
+    def remember_idle(self) -> None:  # noqa: B027  a CPU's is not told apart
+        """What is in use now is what an idle training holds."""
+
+    def free_pinned(self) -> None:  # noqa: B027  without CUDA there is none
+        """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
+
+    def pinned_bytes(self) -> int | None:
+        """Page-locked host memory that PyTorch holds, in use or kept."""
+        return None
+
+
+class CudaMemory(DeviceMemory):
+    """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
+
+    Others' share is taken to be what it was then, because the driver does not tell in containers whose memory is whose.
+    `most_bytes` is what this process may hold at all, its context included; None: whatever is free.
+    """
+
+    def __init__(self, device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> None:
+        self._device = device
+        self._free_before = free_before
+        self._most_bytes = most_bytes
+        self._idle_bytes = 0
+        self._idle_outside_bytes: int | None = None
+
+    def capacity_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def budget_bytes(self) -> int:
+        available = self._available_bytes()
+        if self._most_bytes is None:
+            return available
+        outside = self.outside_bytes() or 0
+        if self._idle_outside_bytes is not None:  # more than a little beyond what the idle training had is others'
+            outside = min(outside, self._idle_outside_bytes + _LATER_BYTES)
+        return min(available, max(0, self._most_bytes - outside))
+
+    def _available_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
+
+    def reset_peaks(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def peak_reserved_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def outside_bytes(self) -> int | None:
+        if self._free_before is None:
+            return None
+        return max(0, self._free_before - self._available_bytes())
+
+    def num_retries(self) -> int | None:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+    @contextmanager
+    def capped(self) -> Iterator[None]:
+        self._allow(self.budget_bytes())
+        try:
+            yield
+        finally:
+            self._allow_most()
+
+    def _allow_most(self) -> None:
+        """A limit that was asked for holds for every run, so that a trial above it fails instead of passing it."""
+        self._allow(self.capacity_bytes() if self._most_bytes is None else self.budget_bytes())
+
+    def _allow(self, allocated_bytes: int) -> None:
+        fraction = min(1.0, allocated_bytes / self.capacity_bytes())
+        torch.cuda.set_per_process_memory_fraction(fraction, self._device)
+
+    def recovers(self) -> bool:
+        gc.collect()
+        try:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False  # the context is lost: nothing on this device answers any more
+        return torch.cuda.memory_allocated(self._device) <= self._idle_bytes + _CUDA_SLACK_BYTES
+
+    def remember_idle(self) -> None:
+        self._idle_bytes = torch.cuda.memory_allocated(self._device)
+        if self._idle_outside_bytes is None:
+            self._idle_outside_bytes = self.outside_bytes()
+        self._allow_most()
+
+    def free_pinned(self) -> None:
+        empty = getattr(torch._C, "_host_emptyCache", None)
+        if empty is not None:
+            empty()
+
+    def pinned_bytes(self) -> int | None:
+        return host_books("allocated_bytes", "current")
+
+
+class CpuMemory(DeviceMemory):
+    """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`.
+
+    The peak is the kernel's high-water mark, started anew where that works. Where it does not, a mark that has risen
+    since is still the peak. One that has not only bounds it, and what is resident when it is read has to do.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most_bytes = most_bytes
+        self._stale_mark = 0
+
+    def capacity_bytes(self) -> int:
+        return read_ram().limit_bytes
+
+    def budget_bytes(self) -> int:
+        """What is resident now and what is available, less a reserve for the rest of the machine.
+
+        The reserve is `RESERVE` of the RAM, and at most half of what is available, so that a nearly full machine still
+        trains small batches.
+        """
+        ram = read_ram()
+        reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
+        free = rss_bytes() + ram.available_bytes - reserve
+        return free if self._most_bytes is None else min(free, self._most_bytes)
+
+    def reset_peaks(self) -> None:
+        with suppress(OSError):  # sandboxes may refuse it, or ignore it
+            (_OWN / "clear_refs").write_text("5")  # see proc(5)
+        mark = status_bytes("VmHWM") or 0
+        # Believed where it came down to what is resident: a stale mark would be some earlier, larger batch's.
+        # 5%: the two numbers are read one after the other.
+        self._stale_mark = 0 if mark <= rss_bytes() * 1.05 else mark
+
+    def peak_bytes(self) -> int:
+        mark = status_bytes("VmHWM") or 0
+        return max(mark if mark > self._stale_mark else 0, rss_bytes())
+
+    def capped(self) -> AbstractContextManager[None]:
+        """Refuse allocations beyond the budget, before the kernel has to kill for them."""
+        # OpenMP starts its threads: each maps a stack, and where that is refused OpenMP ends the process.
+        torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
+        return growth_limited(self.budget_bytes() - rss_bytes())
+
+    def recovers(self) -> bool:
+        gc.collect()
+        with suppress(OSError, AttributeError):  # glibc keeps freed heap, in which one batch's peak would stand
+            ctypes.CDLL(None).malloc_trim(0)
+        return True  # what is not freed shows as resident memory and cannot be told from caches
+
+
+def host_books(figure: str, kind: str) -> int | None:
+    """Of PyTorch's allocator of page-locked memory. None: it keeps no such book."""
+    try:
+        return int(torch.cuda.host_memory_stats_as_nested_dict()[figure][kind])
+    except (AttributeError, KeyError):
+        return None
+
+
+def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
+    """The books of this device, of which `most_bytes` may be held."""
+    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)
+
+
+_KEPT_SHARE = 0.15
+"""Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
+workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
+
+
+class PinnedBlocks:
+    """PyTorch reuses a block for its own size alone."""
+
+    def __init__(
+        self, memory: DeviceMemory, available_bytes: Callable[[], int] = lambda: read_ram().available_bytes
+    ) -> None:
+        self._memory, self._available_bytes = memory, available_bytes
+        self._booked: dict[int, int] = {}
+        """Size of a block, and of all that were asked for of it, at the most."""
+
+    def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
+        """Keep the blocks of earlier runs for later ones of their size, unless this run has no use for too many."""
+        wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
+        needed = loader.num_pinned * wanted
+        told = self._memory.pinned_bytes()
+        held = sum(self._booked.values()) if told is None else told
+        useless = held - min(needed, self._booked.get(wanted, 0))
+        if useless > _KEPT_SHARE * (self._available_bytes() + held):
+            self._memory.free_pinned()
+            self._booked.clear()
+        if wanted:
+            self._booked[wanted] = max(self._booked.get(wanted, 0), needed)
+
+
+def page_lock_s(device: torch.device) -> float | None:
+    """Seconds this process has spent on page-locking memory for pinned batches, calls that have ended. None: not on
+    CUDA, or not told."""
+    micros = host_books("host_alloc_time", "total") if device.type == "cuda" else None
+    return None if micros is None else micros / 1e6
+
+
+_OWN = Path("/proc/self")
+
+
+def rss_bytes() -> int:
+    """Resident memory right now; 0 where the platform does not say."""
+    return status_bytes("VmRSS") or 0
+
+
+@contextmanager
+def growth_limited(num_bytes: int) -> Iterator[None]:
+    """Refuse private memory beyond what is mapped now and `num_bytes`: allocations fail instead of being killed for.
+
+    The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched. What was mapped earlier and never
+    touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
+    the kernel does not count it, and nothing is loosened that somebody else has set.
+    """
+    mapped = status_bytes("VmData")
+    if mapped is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # Below 0 stands for none, as in RLIM_INFINITY.
+    limit = min(limit for limit in (mapped + max(0, num_bytes), soft, hard) if limit >= 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def status_bytes(field: str) -> int | None:
+    """A field of ``/proc/self/status``. None: not there."""
+    return field_bytes(_OWN / "status", field)

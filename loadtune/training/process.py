@@ -1,0 +1,257 @@
+"""One training process from the outside: started, spoken to, its log, ended with its whole group, and what its end
+means for a trial. Needs no torch."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from loadtune.host.memory import SHM_ADVICE
+from loadtune.host.processes import RamShort
+from loadtune.records.config import LoaderConfig
+from loadtune.records.facts import Device
+from loadtune.records.measurement import FailureKind, TrialFailure
+from loadtune.stream.sample_table import Loading, SampleTable
+from loadtune.stream.shm_cleanup import kill_group
+from loadtune.training.protocol import Message
+from loadtune.units import bytes_text
+
+# How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
+_GRACE_S = 1.0
+# What writing all threads' stacks to the log takes, many times over.
+_STACKS_S = 0.3
+
+MAX_BYTES = 1 << 20
+"""The log is cut when it is longer; between two looks it may grow beyond that."""
+LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its newest part]\n"
+_TAIL_READ_BYTES = 131_072
+TAIL_LINES = 40
+LAST_WORDS_LINES = 1000
+"""What an abort writes and the stacks of all threads below it, up to 100 frames each."""
+
+
+class BoundedLog:
+    """The part of a log that one process and its workers write, from where the file ended when this was made.
+
+    They write to the file themselves, each line appended by the kernel, so nobody waits for a reader, and what was
+    written is there whoever is killed. The controller cuts the file from time to time. What they write in the moment of
+    a cut may be lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._start = self.size()
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def tail(self, num_lines: int = TAIL_LINES) -> str:
+        """The last lines of this part."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(max(self._start, self.size() - _TAIL_READ_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-num_lines:])
+
+    def cut(self) -> None:
+        """Keep the newest part where the file is too long."""
+        size = self.size()
+        if size <= MAX_BYTES:
+            return
+        with contextlib.suppress(OSError), self._path.open("r+b") as log:  # a full disk is no reason to end a run
+            log.seek(size - MAX_BYTES // 2)
+            text = log.read()
+            _, newline, whole_lines = text.partition(b"\n")
+            kept = LEFT_OUT + (whole_lines if newline else text)
+            log.seek(0)
+            log.write(kept)
+            log.truncate()
+            self._start = max(0, self._start - size + len(kept))
+
+
+class TrainingProcess:
+    """A running ``python -m loadtune.training``. `close` leaves no process behind and may be called twice."""
+
+    def __init__(self, device: Device, log_path: Path, scratch: Path, cores: Sequence[int] = ()) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes. ``cores``: those to run on; empty
+        stands for all."""
+        self.log, log = BoundedLog(log_path), log_path.open("ab")
+        self._samples = SampleTable()
+        ours, theirs = socket.socketpair()
+        alive_read, self._lifeline = os.pipe()
+        descriptors = (theirs.fileno(), alive_read, self._samples.fileno())
+        try:
+            with log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "loadtune.training", *map(str, descriptors), str(scratch), *map(str, cores)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(device, scratch),
+                    pass_fds=descriptors,
+                    start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
+                )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(alive_read)
+            self._samples.close_descriptor()
+        self.connection: Connection = Connection(ours.detach())
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: object) -> None:
+        """Send, where it is still there to hear it; that it is not shows in `receive`."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message; None: none came in time, or none will come any more."""
+        try:
+            if self.connection.poll(timeout_s):
+                message: Message = self.connection.recv()
+                return message
+        except (EOFError, OSError):
+            time.sleep(min(timeout_s, 0.01))  # closed before the exit status is there: do not spin until it is
+        return None
+
+    def has_exited(self) -> bool:
+        """Looked at without reaping, so that the group's number stays ours until `close`."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # somebody else reaped it
+
+    def dump_stacks(self, workers: Iterable[int] = ()) -> None:
+        """Have these of its workers, and then itself, write where each of their threads is, for the log of a hang."""
+        for pid in (*workers, self.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == self.pid:
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(_STACKS_S)
+
+    def loading(self) -> tuple[Loading, ...]:
+        """Which samples it and its workers are loading, or were when they ended."""
+        return self._samples.read()
+
+    def close(self, goodbye: object = None) -> int:
+        """End the whole group, reap, close; returns the exit status. With ``goodbye`` it may go by itself first."""
+        if not self._closed:
+            self._closed = True
+            try:
+                if goodbye is not None:
+                    self.send(goodbye)
+                    deadline = time.monotonic() + _GRACE_S
+                    while not self.has_exited() and time.monotonic() < deadline:
+                        time.sleep(0.01)
+            finally:  # a second Ctrl-C ends the patience, not the cleaning up
+                self._kill()
+        return self._process.returncode
+
+    def _kill(self) -> None:
+        kill_group(self.pid)  # workers too, whatever became of their parent
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
+        self._process.wait()
+        self.log.cut()
+        self.connection.close()
+        os.close(self._lifeline)
+
+
+def _environment(device: Device, scratch: Path) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    compiled = scratch / "compiled"
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
+    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
+    if device.kind != "cuda":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif device.uuid is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = device.uuid
+    home = Path(__file__).resolve().parents[2]
+    if home.name not in ("site-packages", "dist-packages"):  # run from a checkout: the child has to find it as well
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{home}{os.pathsep}{known}" if known else str(home)
+    return environment
+
+
+# What C++ and OpenMP write with their last breath when memory is refused outside of any `try`. Only words that nobody
+# survives: the log may also hold the traceback of an allocation that failed and was answered.
+_DYING_OF_MEMORY = re.compile(
+    r"terminate called after throwing an instance of '(std::bad_alloc|std::bad_array_new_length)'"
+    r"|terminate called .*\n\s*what\(\):.*(DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc)"
+    r"|libgomp: (Thread creation failed|Out of memory)"
+    r"|OMP: Error #34\b"
+    r"|Fatal Python error: .*(MemoryError|out of memory)",
+    re.IGNORECASE,
+)
+
+
+def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> tuple[FailureKind, str]:
+    """(The kind of failure that a process ended by itself died of, how it ended: ``was ended by SIGABRT``).
+
+    `oom_kills` is how many processes the kernel killed for memory meanwhile; None: nothing counts them, and then a
+    SIGKILL is most likely its own. `log` is what the process wrote last, with the stacks that Python's fault handler
+    adds.
+    """
+    ended = f"exited with code {returncode}"
+    if returncode < 0:
+        number = -returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        ended = f"was ended by {name}"
+    if returncode == -signal.SIGKILL and oom_kills == 0:
+        return "crash", "was killed by SIGKILL, not by the kernel for lack of memory"
+    if returncode == -signal.SIGKILL:
+        why = "killed, most likely for lack of host memory"
+        return "host_oom", f"{ended}: {why if oom_kills is None else 'killed by the kernel for lack of host memory'}"
+    if returncode == -signal.SIGBUS:
+        return "shm", f"{ended} ({SHM_ADVICE})"
+    # C++ ends by an abort, OpenMP by an exit.
+    if (returncode == -signal.SIGABRT or returncode > 0) and _DYING_OF_MEMORY.search(log):
+        return "host_oom", f"{ended}: an allocation of host memory was refused"
+    return "crash", ended
+
+
+GROWTH_ADVICE = (
+    "The usual cause is a dataset that keeps Python objects on itself, such as a list that __getitem__ appends to, or "
+    "a cache without a limit. Keep nothing of a sample once it is returned."
+)
+
+
+def ram_failure(short: RamShort, loader: LoaderConfig, phase: str, num_trained: int) -> TrialFailure:
+    """`num_trained`: samples that were trained on by the end of the last window."""
+    num_loaded = num_trained + (loader.num_prefetched + 1) * loader.batch_size
+    who = "The training process and its workers" if loader.num_workers else "The training process"
+    return TrialFailure(
+        kind="host_oom",
+        phase=phase,
+        message=(
+            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
+            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded. Only "
+            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
+            f"ended before the kernel would kill a process. {GROWTH_ADVICE}"
+        ),
+        grown_bytes=short.grown_bytes,
+    )

@@ -1,0 +1,208 @@
+"""Steps on one resident batch: uncounted ones that warm up, timed ones that no loader can beat, and those that show
+what memory a batch size takes."""
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.training.allocator_log import AllocationRecorder
+from loadtune.training.failures import classify_error, increase
+from loadtune.training.memory import DeviceMemory
+from loadtune.training.protocol import Line
+from loadtune.training.trainer import Trainer
+from loadtune.units import bytes_text
+from loadtune.workload import Batch
+
+# On CUDA the first step chooses kernels (0.1 to 18 s were seen), the second runs with the optimizer's state in place,
+# the third with the allocator settled. On a CPU the first step is the only one that differs.
+_CUDA_STEPS = 3
+_CPU_STEPS = 1
+# An fp16 run begins with a scale of 2^16, which is halved in each step that overflows and leaves the optimizer out. A
+# model that still overflows at 2^-4 will go on doing so, and its windows say it.
+_MAX_UPDATES = 20
+
+
+class WarmUp:
+    """Remembers what is warm, because on a CPU a step may take seconds."""
+
+    def __init__(self) -> None:
+        self._warm: set[tuple[Recipe, int]] = set()
+
+    def run(self, trainer: Trainer, recipe: Recipe, batch: Batch, line: Line) -> None:
+        """Warm this recipe at this batch size. Ends with the device idle."""
+        line.enter("warm-up")
+        key = (recipe, trainer.num_samples(batch))
+        if trainer.device.type == "cuda" or key not in self._warm:
+            warm_up(trainer, batch, line)
+        self._warm.add(key)
+
+
+def warm_up(trainer: Trainer, batch: Batch, line: Line) -> None:
+    """Step until a step is as all later ones are. Ends with the device idle."""
+    least = _CUDA_STEPS if trainer.device.type == "cuda" else _CPU_STEPS
+    for number in range(1, _MAX_UPDATES + 1):
+        halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
+        for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
+            trainer.step(batch)
+            trainer.synchronize()
+            line.pulse()
+        settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
+        if number * trainer.accumulate >= least and settled:
+            return
+
+
+# As many windows as the time is cut into: enough to see whether the rate still drifts, each long enough to be a rate.
+_NUM_WINDOWS = 4
+_MIN_WINDOWS = 2
+
+
+def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> tuple[Window, ...]:
+    """Windows that abut, for about ``seconds`` in all; two at the least, however long they take.
+
+    Where gradients of several batches are summed, each window holds whole rounds of them, and so its share of the
+    optimizer's steps.
+    """
+    line.enter("compute")
+    trainer.synchronize()
+    begun = time.monotonic()
+    windows = [_window(trainer, batch, begun, seconds / _NUM_WINDOWS, trainer.accumulate, line)]
+    # Half a window short of the end is close enough to it: a further one would overshoot by more.
+    enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
+    while len(windows) < _MIN_WINDOWS or windows[-1].end_s - begun < enough:
+        if windows[-1].loss_is_finite is False:
+            break
+        last = windows[-1]
+        planned = round(seconds / _NUM_WINDOWS * last.num_steps / last.seconds)
+        windows.append(_window(trainer, batch, last.end_s, seconds / _NUM_WINDOWS, planned, line))
+    return tuple(windows)
+
+
+def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, planned: int, line: Line) -> Window:
+    """Steps are planned, not timed one by one: the host runs many steps ahead of a GPU, so its clock knows nothing.
+
+    Where the plan was too short it is made up for; each plan costs one synchronisation, and two mostly do.
+    """
+    steps = 0
+    while steps == 0 or planned > 0:
+        planned = trainer.accumulate * max(1, round(planned / trainer.accumulate))
+        for _ in range(planned):
+            trainer.step(batch)
+            line.pulse()
+        trainer.synchronize()
+        steps += planned
+        seconds = time.monotonic() - start
+        # Nine tenths are long enough: making up for the rest by a step of its own would only cost a synchronisation.
+        planned = 0 if seconds >= 0.9 * at_least_s else math.ceil((at_least_s - seconds) * steps / seconds)
+    return Window(
+        start_s=start,
+        seconds=seconds,
+        num_steps=steps,
+        num_samples=steps * trainer.num_samples(batch),
+        loss_is_finite=trainer.loss_is_finite(),
+    )
+
+
+def try_steps(
+    trainer: Trainer, make_batch: Callable[[int], Batch], asked: BatchTry, memory: DeviceMemory, line: Line
+) -> FitReport:
+    """Train; peaks of the first step, in which the optimizer's state appears, and of the later ones apart.
+
+    ``make_batch``: number of samples → a batch on the device. Where it is to be verified, evaluation and partial batch
+    come before the last full step: what an epoch's end does to the allocator's cache. A CUDA step over its budget
+    raises; on a CPU it runs, into swap or into memory that others need, and has failed all the same.
+    """
+    budget, retries = memory.budget_bytes(), memory.num_retries()
+    recorder = AllocationRecorder(trainer.device, asked.batch_size, on=asked.trace)
+    steps = _Steps(trainer, memory, line, recorder)
+    num_full = max(1, asked.num_steps - 1) if asked.verify else asked.num_steps
+    with memory.capped(), recorder.recording():
+        with steps.phase("first step"):
+            batch = make_batch(asked.batch_size)
+            steps.step(batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
+        steps.go_on(batch, num_full - 1)
+        if asked.verify:
+            steps.evaluate(batch)
+            if asked.partial_batch_size is not None:
+                with steps.phase("partial batch"):
+                    steps.step(make_batch(asked.partial_batch_size))
+            steps.go_on(batch, 1)
+        num_retries = increase(retries, memory.num_retries())
+    peak, failure = max(steps.peaks_bytes.values()), None
+    if peak > budget:
+        message = (
+            f"Trained, but its peak of {bytes_text(peak)} is above the {bytes_text(budget)} this process may take."
+        )
+        failure = TrialFailure(kind="oom", phase=line.phase, message=message)
+    return FitReport(
+        precision=trainer.precision,
+        batch_size=asked.batch_size,
+        failure=failure,
+        first_step_peak_bytes=steps.peaks_bytes["first step"],
+        steady_peak_bytes=steps.peaks_bytes.get("steady steps"),
+        reserved_peak_bytes=max(steps.reserved_bytes, default=None),
+        partial_batch_size=asked.partial_batch_size if asked.verify else None,
+        num_alloc_retries=num_retries,
+        num_steady_retries=steps.last_retries if asked.verify else None,
+        budget_bytes=budget,
+        step_s=min(steps.took_s, default=None),
+        allocations=recorder.trace,
+    )
+
+
+class _Steps:
+    """On resident batches, with the books kept."""
+
+    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line, recorder: AllocationRecorder) -> None:
+        self._trainer, self._memory, self._line, self._recorder = trainer, memory, line, recorder
+        self.took_s: list[float] = []
+        """Of each steady step."""
+        self.peaks_bytes: dict[str, int] = {}
+        """By phase."""
+        self.reserved_bytes: list[int] = []
+        """Peaks of what the allocator held. Empty: it does not tell."""
+        self.last_retries: int | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Peaks of what is done within are kept."""
+        self._memory.reset_peaks()
+        self._line.enter(name)
+        yield
+        self.peaks_bytes[name] = max(self.peaks_bytes.get(name, 0), self._memory.peak_bytes())
+        reserved = self._memory.peak_reserved_bytes()
+        self.reserved_bytes += [] if reserved is None else [reserved]
+
+    def step(self, batch: Batch) -> float:
+        """One step, finished, and its seconds."""
+        self._recorder.mark()
+        retries, started = self._memory.num_retries(), time.monotonic()
+        for _ in range(self._trainer.accumulate):  # to the optimizer's own step, which makes its state
+            self._trainer.step(batch)
+        self._trainer.synchronize()
+        took_s = (time.monotonic() - started) / self._trainer.accumulate
+        self.last_retries = increase(retries, self._memory.num_retries())
+        self._line.pulse()
+        return took_s
+
+    def go_on(self, batch: Batch, num_steps: int) -> None:
+        """Steady steps."""
+        if num_steps > 0:
+            with self.phase("steady steps"):
+                self.took_s += [self.step(batch) for _ in range(num_steps)]
+
+    def evaluate(self, batch: Batch) -> None:
+        """A forward pass in evaluation mode. The model may have none, which is no matter of memory: no peak then."""
+        try:
+            with self.phase("evaluation"):
+                self._trainer.evaluate(batch)
+                self._trainer.synchronize()
+        except Exception as error:
+            if classify_error(error) in MEMORY_KINDS:
+                raise
+            traceback.print_exc()  # into the log
+        self._line.pulse()

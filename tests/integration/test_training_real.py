@@ -1,0 +1,159 @@
+"""The training as a real process: real DataLoaders, real steps, on the CPU."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+from training_rig import CPU, Windows, training_on, trial
+
+from loadtune.host import Sampler
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    with training_on(tmp_path_factory.mktemp("training")) as client:
+        yield client
+
+
+def abut(windows):
+    return all(later.start_s == earlier.end_s for earlier, later in itertools.pairwise(windows))
+
+
+def test_a_datasets_short_processes_are_counted_as_part_of_a_training_that_keeps_to_its_cores(tmp_path):
+    """They live for less than a look of the sampler; what they use is neither others' load nor waiting."""
+    core, cores = max(os.sched_getaffinity(0)), []
+    watch = Windows(enough=6)
+
+    def look(window):
+        main = psutil.Process(training.pid)
+        cores.append([each.cpu_affinity() for each in (main, *main.children())])
+        return watch(window)
+
+    with (
+        training_on(tmp_path, "RunsProcesses", cores=(core,)) as training,
+        Sampler(CPU, lambda: training.pid, 2) as sensor,
+    ):
+        assert training.describe().sample_cpu_s > 0.8 * 0.03
+        run = training.time_training(trial(num_workers=2), 0.4, look)
+        first, last = run.windows[0], run.windows[-1]
+        seen = sensor.between(first.start_s, last.start_s + last.seconds)
+    used_s = 0.03 * sum(window.num_samples for window in run.windows)
+    assert seen.training_cpu_cores * seen.seconds > 0.6 * used_s
+    assert len(cores[0]) >= 3
+    assert all(each == [core] for each in cores[0])
+
+
+def test_the_controller_needs_no_torch():
+    code = "import sys, loadtune.training.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_describes_what_it_found(training):
+    facts = training.describe()
+    assert facts.dataset_length == 512
+    assert facts.input_shape == (3, 8, 8)
+    assert facts.sample_bytes == 3 * 8 * 8 * 4 + 8
+    assert facts.num_classes == 3
+    assert facts.num_parameters == 3 * 8 * 8 * 3 + 3
+    assert facts.precisions == ("fp32", "bf16")
+    assert facts.min_batch_size == 1
+    assert 0 < facts.sample_s < 1
+    assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
+    assert training.describe() is facts
+    names = [part.name for part in facts.code]
+    assert "training_workloads.py" in names
+    assert not any(name.startswith(("loadtune/", "torch/")) for name in names)
+
+
+def test_times_compute_in_windows_that_abut(training):
+    point = training.time_compute(
+        Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True), 16, 0.2
+    )
+    assert isinstance(point, ComputePoint)
+    assert len(point.windows) >= 2
+    assert abut(point.windows)
+    assert all(window.num_samples == 16 * window.num_steps for window in point.windows)
+    assert sum(window.seconds for window in point.windows) > 0.1, "half the time asked for, at the least"
+
+
+def test_tries_a_batch_and_reports_its_memory(training):
+    report = training.try_batch(BatchTry(recipe=Recipe(), batch_size=64))
+    assert report.fits
+    assert report.batch_size == 64
+    assert 0 < report.peak_bytes <= report.budget_bytes
+    assert report.step_s > 0
+    assert report.reserved_peak_bytes is None
+
+
+@pytest.mark.parametrize(("num_workers", "more"), [(0, {}), (2, {}), (1, {"prefetch_factor": 3, "pin_memory": True})])
+def test_streams_windows_that_abut_until_the_watch_has_enough(training, num_workers, more):
+    watch = Windows(enough=4)
+    run = training.time_training(trial(num_workers=num_workers, **more), 0.1, watch)
+    assert isinstance(run, TrainingRun)
+    assert run.windows == tuple(watch)
+    assert len(watch) == 4
+    assert abut(watch)
+    for window in watch:
+        assert window.seconds >= 0.1
+        assert window.num_samples == 8 * window.num_steps
+        assert 0 <= window.wait_s <= window.seconds
+        assert (window.queue_start is None) == (num_workers == 0)
+    assert all(a.queue_end == b.queue_start for a, b in itertools.pairwise(watch))
+    assert run.first_batch_s > 0
+    assert watch[-1].loss_is_finite is True
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """Samples of 5 ms, in epochs of three batches of 8 and a rest."""
+    with training_on(tmp_path_factory.mktemp("slow"), dataset="FewSlowImages") as client:
+        yield client
+
+
+BATCH_S = 0.99 * 8 * 0.005
+"""A sleep never ends early, however busy the machine."""
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
+def test_goes_on_past_the_end_of_an_epoch(slow, num_workers, persistent):
+    watch = Windows(enough=4)  # of one step at the least
+    slow.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
+    assert 1 + sum(window.num_steps for window in watch) > 3  # the first step is in no window
+    assert all(window.num_samples == 8 * window.num_steps for window in watch)
+    if not num_workers:
+        assert all(window.num_steps * BATCH_S <= window.wait_s <= window.seconds for window in watch)
+
+
+def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(slow):
+    run = slow.time_training(trial(num_workers=2), 0.2, Windows(enough=2))
+    assert 0 < run.ready_s < run.first_batch_s - BATCH_S
+    assert all(worker.made_s >= worker.num_made * BATCH_S for worker in run.workers)
+    assert sum(worker.num_made for worker in run.workers) > 0
+
+
+def test_a_batch_larger_than_the_dataset_is_refused(training):
+    failure = training.time_training(trial(batch_size=1024), 0.1, Windows(enough=1))
+    assert isinstance(failure, TrialFailure)
+    assert failure.kind == "unsupported"
+    assert "1024" in failure.message
+    assert "512" in failure.message
+
+
+def test_a_watch_that_raises_ends_the_bench_which_may_be_closed_twice_and_started_again(slow):
+    def watch(window):
+        raise LookupError("enough of this")
+
+    with pytest.raises(LookupError):
+        slow.time_training(trial(num_workers=1), 0.05, watch)
+    assert slow.pid is None
+    slow.close()
+    assert slow.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
+    slow.close()
+    slow.close()
+    assert slow.pid is None

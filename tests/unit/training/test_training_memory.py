@@ -1,0 +1,169 @@
+"""The device's memory: its budget, ``--max-gpu-memory``, a CPU's limit, and which page-locked blocks are kept."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from loadtune.host.memory import Ram
+from loadtune.records.config import LoaderConfig
+from loadtune.training import memory as bench_memory
+from loadtune.training.memory import CpuMemory, PinnedBlocks, memory_of
+
+
+def test_on_a_cpu_the_budget_holds_what_is_ours_and_stays_within_capacity():
+    memory = memory_of(torch.device("cpu"))
+    assert 0 < bench_memory.rss_bytes() < memory.budget_bytes() <= memory.capacity_bytes() * 1.05
+
+
+TAKES_64_MIB = """
+from loadtune.training.memory import CpuMemory
+
+memory = CpuMemory()
+memory.reset_peaks()
+before = memory.peak_bytes()
+held = bytearray(64 << 20)
+held[:: 1 << 10] = bytes(len(held) >> 10)  # touched, so that it is resident
+print(memory.peak_bytes() - before)
+"""
+
+
+def test_memory_taken_since_the_reset_shows_in_the_peak():
+    """In a process of its own: here, what other tests left behind may be freed meanwhile."""
+    done = subprocess.run([sys.executable, "-c", TAKES_64_MIB], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 32 << 20
+
+
+LIMITED = bench_memory.status_bytes("VmData") is not None
+
+
+@pytest.mark.skipif(not LIMITED, reason="no VmData to limit")
+def test_growth_beyond_the_limit_is_refused_until_it_is_lifted():
+    with bench_memory.growth_limited(256 << 20):
+        assert len(torch.empty(64 << 20, dtype=torch.uint8))
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
+            torch.empty(1 << 30, dtype=torch.uint8)
+    assert len(torch.empty(1 << 30, dtype=torch.uint8))  # never touched
+
+
+@pytest.mark.parametrize(
+    ("limit", "available", "grows"), [(1000, 1000, 900), (1000, 300, 200), (1000, 100, 50), (1000, 0, 0)]
+)
+def test_a_cpus_budget_leaves_a_tenth_to_others_and_takes_half_of_little(monkeypatch, limit, available, grows):
+    ram = Ram(total_bytes=2000, limit_bytes=limit, available_bytes=available)
+    monkeypatch.setattr(bench_memory, "read_ram", lambda: ram)
+    monkeypatch.setattr(bench_memory, "rss_bytes", lambda: 400)
+    assert CpuMemory().budget_bytes() == 400 + grows
+    assert CpuMemory(most_bytes=700).budget_bytes() == min(700, 400 + grows)
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """80 GiB, 70 of them free before a context of 1 GiB; nothing allocated."""
+    figures = {"free": 69 * GIB, "reserved": 0, "fraction": 1.0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (figures["free"], 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: figures["reserved"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    fraction = "set_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, fraction, lambda share, device: figures.update(fraction=share))
+    return figures
+
+
+def test_the_limit_holds_for_every_run_and_the_context_counts(device: dict[str, float]) -> None:
+    memory = memory_of(torch.device("cuda"), 70 * GIB, 24 * GIB)
+    memory.remember_idle()
+    assert memory.outside_bytes() == GIB
+    assert memory.budget_bytes() == 23 * GIB
+    assert device["fraction"] == pytest.approx(23 / 80)
+    with memory.capped():
+        assert device["fraction"] == pytest.approx(23 / 80)
+    assert device["fraction"] == pytest.approx(23 / 80)
+
+
+def test_what_is_not_free_is_not_had_whatever_the_limit(device: dict[str, float]) -> None:
+    device["free"] = 10 * GIB
+    assert memory_of(torch.device("cuda"), 11 * GIB, 24 * GIB).budget_bytes() == 10 * GIB
+
+
+def test_without_a_limit_only_probes_are_capped(device: dict[str, float]) -> None:
+    memory = memory_of(torch.device("cuda"), 70 * GIB)
+    memory.remember_idle()
+    assert device["fraction"] == 1.0
+    with memory.capped():
+        assert device["fraction"] == pytest.approx(69 / 80)
+    assert device["fraction"] == 1.0
+
+
+@pytest.mark.parametrize(("taken_gib", "budget_gib"), [(0.5, 22.5), (20, 22), (60, 9)])
+def test_what_others_take_later_is_not_charged_to_the_limit(
+    device: dict[str, float], taken_gib: float, budget_gib: float
+) -> None:
+    """Up to a GiB may be this process's own, for kernels that it loads later; nothing is had that is not free."""
+    memory = memory_of(torch.device("cuda"), 70 * GIB, 24 * GIB)
+    memory.remember_idle()
+    device["free"] -= taken_gib * GIB
+    assert memory.budget_bytes() == budget_gib * GIB
+    memory.remember_idle()
+    assert memory.budget_bytes() == budget_gib * GIB
+    assert device["fraction"] == pytest.approx(budget_gib / 80)
+
+
+SAMPLE_BYTES = 1000
+BLOCK_BYTES = 1 << 18
+"""What 256 samples go into."""
+
+
+class CountingMemory:
+    """Stands for a `DeviceMemory`: how often blocks were given back."""
+
+    def __init__(self) -> None:
+        self.freed = 0
+
+    def free_pinned(self) -> None:
+        self.freed += 1
+
+    def pinned_bytes(self) -> int | None:
+        return None
+
+
+def blocks(memory: CountingMemory, available_bytes: int = 1 << 40) -> PinnedBlocks:
+    stand_in: Any = memory
+    return PinnedBlocks(stand_in, lambda: available_bytes)
+
+
+def config(batch_size: int = 256, *, pin_memory: bool = True, num_workers: int = 2) -> LoaderConfig:
+    return LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
+
+
+def freed_before(available_bytes: int, *asked: LoaderConfig) -> list[int]:
+    """How often blocks had been given back when each of these runs began."""
+    memory, freed = CountingMemory(), []
+    kept = blocks(memory, available_bytes)
+    for each in asked:
+        kept.keep_for(each, SAMPLE_BYTES)
+        freed.append(memory.freed)
+    return freed
+
+
+def test_blocks_are_kept_beside_those_of_other_sizes_and_through_runs_that_pin_nothing() -> None:
+    asked = [config(256), config(512), config(pin_memory=False), config(512), config(256)]
+    assert freed_before(1 << 40, *asked) == [0] * 5
+
+
+QUEUE = 6 * BLOCK_BYTES
+"""Of two workers and 256 samples; of 512 twice that."""
+
+
+def test_blocks_of_other_sizes_are_given_back_where_they_are_too_much_of_the_memory() -> None:
+    """What is kept is not available: 15% are of both together."""
+    whole = QUEUE / 0.15
+    unpinned = config(pin_memory=False)
+    assert freed_before(int(whole - QUEUE) + 10, config(256), config(512)) == [0, 0]
+    assert freed_before(int(whole - QUEUE) - 10, config(256), config(512)) == [0, 1]
+    assert freed_before(int(whole - QUEUE) - 10, config(256), unpinned, unpinned) == [0, 1, 1]
+    assert freed_before(0, config(256), config(256)) == [0, 0], "its own are what it would lock again"

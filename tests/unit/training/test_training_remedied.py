@@ -1,0 +1,161 @@
+"""What the training process says of a remedy before it is tried: refused and why, bytes, difference, lines."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from remedy_rig import delivered, fake_images, image_folder, trained_on
+from torch.utils.data import TensorDataset
+from torchvision import transforms as v1
+from workload_rig import workload_of
+
+from loadtune.changes import REMEDIES, Remedy, Situation
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.result import Examined
+from loadtune.training import remedied
+from loadtune.training.remedied import RemediedJobs
+from loadtune.workload import Workload
+
+PULSES: list[None] = []
+LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: PULSES.append(None))
+DEVICE = torch.device("cpu")
+MEAN = (0.485, 0.456, 0.406)
+SAME = "none (samples are equal to the last bit)"
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remedied, "num_examined", lambda sample_s: 8)
+
+
+def images() -> Workload:
+    transform = v1.Compose([v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, MEAN)])
+    return workload_of(fake_images(transform))
+
+
+def config(*names: str) -> TrialConfig:
+    return TrialConfig(loader=LoaderConfig(batch_size=4), recipe=Recipe(), remedies=names)
+
+
+def examined(job: Workload, name: str, *before: str) -> Examined:
+    (seen,) = RemediedJobs(job, LINE).examine(config(*before), (name,), DEVICE)
+    assert seen.name == name
+    return seen
+
+
+def test_fewer_bytes_are_sent_of_an_augmented_dataset_too() -> None:
+    """Both are loaded by the same random state: no sample differs."""
+    seen = examined(images(), "uint8_transfer")
+    assert seen.refused is None
+    assert seen.before is not None
+    assert seen.after is not None
+    label_bytes, pixels = 8, 3 * 24 * 24
+    assert seen.before.sample_bytes == 4 * pixels + label_bytes
+    assert seen.after.sample_bytes == pixels + label_bytes
+    assert seen.difference == SAME
+    assert "s.float()" in seen.code
+    for loading in (seen.before, seen.after):
+        assert 0 < loading.sample_cpu_s <= loading.sample_s
+
+
+def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
+    erasing = workload_of(fake_images(v1.Compose([v1.ToTensor(), v1.RandomErasing(p=1.0)])))
+    names = ("uint8_transfer", "draft_decoding", "batched_fetch", "cached", "opencv_threads")
+    seen = {each.name: each.refused for each in RemediedJobs(erasing, LINE).examine(config(), names, DEVICE)}
+    assert list(seen) == list(names)
+    assert "does not end in ToTensor" in (seen["uint8_transfer"] or "")
+    assert "no ImageFolder" in (seen["draft_decoding"] or "")
+    assert "cannot be indexed with a list" in (seen["batched_fetch"] or "")
+    assert "augmentation" in (seen["cached"] or "")
+    assert "OpenCV" in (seen["opencv_threads"] or "")
+
+
+class Broken(Remedy):
+    """Fails in one of its methods."""
+
+    name = title = "broken"
+    loads = True
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config
+
+    def apply(self, workload: Workload) -> Workload:
+        if self.method == "apply":
+            raise RuntimeError("no such file\nand more")
+        return workload
+
+    def own_code(self, workload: Workload) -> str:
+        return str(1 / 0) if self.method == "own_code" else ""
+
+
+@pytest.mark.parametrize(("method", "reason"), [("apply", "RuntimeError: no such file"), ("own_code", "ZeroDivision")])
+def test_a_remedy_that_fails_is_refused_and_ends_nothing(
+    method: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMEDIES, "broken", Broken(method))
+    jobs = RemediedJobs(images(), LINE)
+    broken, other = jobs.examine(config(), ("broken", "uint8_transfer"), DEVICE)
+    assert broken.refused is not None
+    assert broken.refused.startswith(f"it could not be applied: {reason}")
+    assert "and more" not in broken.refused
+    assert other.refused is None
+
+
+class Spoiling(Broken):
+    """Loads something else."""
+
+    def __init__(self, spoil: Any) -> None:
+        super().__init__("none")
+        self.spoil = spoil
+
+    def apply(self, workload: Workload) -> Workload:
+        inputs, targets = workload.dataset.tensors
+        return workload_of(TensorDataset(self.spoil(inputs.clone()), targets))
+
+
+def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Examined:
+    monkeypatch.setitem(REMEDIES, "broken", Spoiling(spoil))
+    return examined(workload_of(TensorDataset(inputs, torch.arange(len(inputs)))), "broken")
+
+
+SPOILED: list[tuple[Any, str]] = [
+    (torch.Tensor.double, "float64"),
+    (lambda inputs: inputs[:, :2], "(8, 2)"),
+    *((lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), "finite") for value in (NAN, INF)),
+]
+
+
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED)
+def test_another_type_or_shape_or_values_no_longer_finite_are_refused(
+    spoil: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in (spoiled(spoil, torch.ones(4, 3), monkeypatch).refused or "")
+
+
+def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_column(inputs: torch.Tensor) -> torch.Tensor:
+        inputs[:, 0] += 0.5
+        return inputs
+
+    seen = spoiled(first_column, torch.ones(4, 3), monkeypatch)
+    # 3 inputs and 1 target a sample
+    assert seen.difference == "in 8 samples, values differ by 0.5 at most, by 0.12 in the mean"
+
+
+@pytest.mark.parametrize("kept", ["draft_decoding", "uint8_transfer"])
+def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: str, tmp_path: Path) -> None:
+    folder = workload_of(image_folder(tmp_path, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])))
+    names = ("draft_decoding", "uint8_transfer")
+    (other,) = set(names) - {kept}
+    seen, jobs = examined(folder, other, kept), RemediedJobs(folder, LINE)
+    assert seen.refused is None
+    assert seen.difference is not None
+    assert delivered(jobs.job(names))[0].dtype == torch.uint8
+    assert torch.allclose(trained_on(jobs.job(names))[0], trained_on(jobs.job(names[:1]))[0], atol=1e-6)
+    assert jobs.job(names) is jobs.job(names), "made once"
