@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from loadtune.inflight import account, gates, hook, iterator, limits, tuner
 from loadtune.inflight.account import Account
-from loadtune.inflight.options import Options
+from loadtune.inflight.environment import Options
 from loadtune.stream import switching
 
 BATCHES, SIZE, AT, OTHERS = 24, 4, 4, 3

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from workloads import SPECS, spec_of
 
-import loadtune
 from loadtune.changes import REMEDIES
 from loadtune.options import fixed_of, one_of
-from loadtune.records.config import REMEDY_MODES
+from loadtune.records.config import REMEDY_MODES, TuneConfig, YourSettings
 from loadtune.records.interval import Interval
 from loadtune.records.result import TriedRemedy, TuningResult
 from loadtune.report.wording import settings_text
+from loadtune.tuner import tune_config
 
 
 def main() -> int:
@@ -40,15 +40,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in given.workloads:
             assert name in SPECS, f"{name} is none of {', '.join(SPECS)}"
-            config = loadtune.TuneConfig(
+            config = TuneConfig(
                 workload=spec_of(name, small=given.small, folder=None),
-                yours=loadtune.YourSettings(batch_size=given.batch_size, num_workers=given.num_workers),
+                yours=YourSettings(batch_size=given.batch_size, num_workers=given.num_workers),
                 time_budget_s=given.time_budget,
                 remedies=one_of("--remedies", given.remedies, REMEDY_MODES),
                 fix=fixed_of(given.fix),
                 out=str(given.out or folder),
             )
-            show(name, loadtune.tune(config=config))
+            show(name, tune_config(config, None, None))
     return 0
 
 

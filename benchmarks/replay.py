@@ -1,6 +1,9 @@
 """How far from the best of a measured table a search ends, and after how many trials.
 
     python benchmarks/replay.py [TABLE …] [--replays 100] [--ways loadtune TPE GP random "workers = cores"] [--most 12]
+    python benchmarks/replay.py [TABLE …] --priors
+
+``--priors`` fits the throughput model to every table whole, and prints for each prior what the tables say.
 
 A table is what `tables.py` measured. A trial draws one of the setting's segments. Every way begins with the baseline,
 the row nearest to PyTorch's defaults. It ends with the confirmation: its finalists, three more segments each, the best
@@ -26,12 +29,12 @@ import optuna
 from tables import Table
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.resources import COMPUTE, PRIORS, names_of, prior_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Trial
-from loadtune.search.search import Next, Search
+from loadtune.search.search import Search, job_of, points_at, segments_of
 from loadtune.search.space import SearchSpace
-from loadtune.search.throughput import job_of, points_at, segments_of
 
 TABLES = Path(__file__).parent / "measured"
 WAYS = ("loadtune", "TPE", "GP", "random", "workers = cores")
@@ -93,7 +96,7 @@ def search_on(played: Played) -> Search:
     return Search(
         job=job_of(table.facts, table.host, table.device, space.recipes, table.compute),
         space=space,
-        first=[Next(config=played.baseline, origin="yours")],
+        yours=played.baseline,
         feasible=lambda configs: [config for config in configs if config in played.rates],
     )
 
@@ -217,11 +220,31 @@ def rows_of(path: Path, given: argparse.Namespace) -> Iterator[str]:
     yield f"  unseen rows after {UNSEEN_AFTER} trials: missed by {miss:.1%} in the median, {share:.0%} in the interval"
 
 
+def priors(paths: Sequence[Path]) -> Iterator[str]:
+    """Of each prior: it, and the geometric mean and spread over the tables that made it half as wide at least."""
+    found = dict[str, list[float]]()
+    for path in paths:
+        played = read(path)
+        job = search_on(played).job
+        seen = [(config, run) for config, runs in played.rates.items() for run in runs]
+        model = ThroughputModel(job, segments_of(seen, [run.samples_per_s for _, run in seen], job))
+        learned, spread = model.learned(), model.draws(400)[0].std(axis=0)
+        for name, value, sd, before in zip(names_of(job), learned, spread, prior_of(job)[1], strict=True):
+            if sd < before / 2:
+                found.setdefault(name if name in PRIORS else "compute", []).append(float(value))
+    for name, prior in (PRIORS | {"compute": COMPUTE}).items():
+        logs = found.get(name, [])
+        told = f"{np.exp(statistics.fmean(logs)):9.3g}" if logs else "        –"
+        told += f" × exp(± {statistics.stdev(logs):.2f})" if len(logs) > 1 else ""
+        yield f"{name:14s} {prior.median:9.3g} × exp(± {prior.sd:.2f})   {len(logs)} tables: {told}"
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path)
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--priors", action="store_true", help="what the tables say of each prior")
     parser.add_argument("--most", type=int, default=12, help="trials, as --trials of a run")
     return parser.parse_args(words)
 
@@ -229,9 +252,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    for path in given.tables or sorted(TABLES.glob("*.json")):
-        for line in rows_of(path, given):
-            print(line, flush=True)
+    paths = given.tables or [path for path in sorted(TABLES.glob("*.json")) if path.stem != "compute"]
+    lines = priors(paths) if given.priors else (line for path in paths for line in rows_of(path, given))
+    for line in lines:
+        print(line, flush=True)
     return 0
 
 

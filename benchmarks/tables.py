@@ -28,15 +28,14 @@ from workloads import spec_of
 
 from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.limits.host_memory import host_memory_refusal
+from loadtune.limits.bounds import host_memory_refusal
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window, WorkerShare
 from loadtune.records.telemetry import Telemetry
 from loadtune.run import Run
 from loadtune.search.segment import Segment, run_trial
-from loadtune.search.space import SearchSpace
-from loadtune.search.span import space as span
+from loadtune.search.space import SearchSpace, search_space
 from loadtune.training import TrainingClient
 
 SIZES = (16, 64, 256, 1024)
@@ -99,7 +98,7 @@ class Machine:
     def space(self) -> SearchSpace:
         """Also tells `run` of facts, recipes and memory ceilings."""
         facts = start(self.run)
-        return span(self.run, facts, calibrate(self.run, facts))
+        return search_space(self.run, facts, calibrate(self.run, facts))
 
     def curve(self, space: SearchSpace) -> Iterator[ComputePoint]:
         """Steps without a loader, at every precision."""

@@ -51,8 +51,8 @@ if __name__ == "__main__":
     if options.train:
         print(trainer.train())
     else:
-        config = loadtune.TuneConfig(time_budget_s=options.time_budget, out=options.out)
-        result = loadtune.tune(loadtune.from_trainer(trainer), config=config)
+        job = loadtune.from_trainer(trainer)
+        result = loadtune.tune(job, time_budget_s=options.time_budget, out=options.out)
         try:
             print(loadtune.export(result, "hf"))
         except loadtune.ResultError as error:  # no configuration was confirmed

@@ -63,8 +63,8 @@ if __name__ == "__main__":
         trainer.fit(Classifier(), Data())
         print(f"loss {trainer.callback_metrics['loss'].item():.3f}")
     else:
-        config = loadtune.TuneConfig(time_budget_s=options.time_budget, out=options.out)
-        result = loadtune.tune(loadtune.from_lightning(Classifier(), Data()), config=config)
+        job = loadtune.from_lightning(Classifier(), Data())
+        result = loadtune.tune(job, time_budget_s=options.time_budget, out=options.out)
         try:
             print(loadtune.export(result, "lightning"))
         except loadtune.ResultError as error:  # no configuration was confirmed

@@ -93,13 +93,12 @@ def _best_config(
 
 def differences(result: TuningResult, here: HostFacts) -> list[str]:
     """How this machine differs from the result's, each as ``name: value in the result, here value``."""
-    then = result.host
-    found = []
-    names_here = sorted({gpu.name for gpu in here.gpus})
-    if result.device.kind == "cuda" and result.device.name not in names_here:
-        found.append(f"GPU: {result.device.name}, here {', '.join(names_here) or 'none'}")
-    if result.device.kind == "cpu" and names_here != sorted({gpu.name for gpu in then.gpus}):
-        found.append(f"GPU: measured on the CPU, here {', '.join(names_here) or 'none'}")
+    then, found = result.host, []
+    names_then, names_here = ({gpu.name for gpu in host.gpus} for host in (then, here))
+    on_gpu = result.device.kind == "cuda"
+    if result.device.name not in names_here if on_gpu else names_then != names_here:
+        measured = result.device.name if on_gpu else "measured on the CPU"
+        found.append(f"GPU: {measured}, here {', '.join(sorted(names_here)) or 'none'}")
     cores_here = here.num_usable_cores // result.config.ranks_per_node
     if then.num_usable_cores != cores_here:
         found.append(f"usable cores: {then.num_usable_cores}, here {cores_here}")

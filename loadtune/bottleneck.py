@@ -11,14 +11,13 @@ from loadtune.final.winner import as_finalist
 from loadtune.model.answers import allowed, change, explained, formed, limits, predicted
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
-from loadtune.records.config import Objective, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import Measurement, WorkerShare
 from loadtune.records.result import Bottleneck, ChangeKind, Finalist, LateBatches, PredictedChange, RooflinePoint, Trial
 from loadtune.run import Run
-from loadtune.search.search import Search
+from loadtune.search.search import Search, points_at, segments_of
 from loadtune.search.searching import known_job
-from loadtune.search.throughput import points_at, segments_of
 
 MISSED = 0.05
 """Predictions are said to miss where so many misses would be less likely than this, if each had its 5%."""
@@ -49,17 +48,16 @@ def bottleneck(
     winner: Finalist,
     num_workers: Sequence[int],
     trials: Sequence[Trial] = (),
-    objective: Objective = "samples-per-s",
 ) -> Bottleneck:
     """Of the winner.
 
     ``measured``: trials, and runs of the confirmation; the winner is among them. ``num_workers``: of the roofline,
     fewest first; the winner's own is among them. ``trials``: whose predictions are judged.
     """
-    model = ThroughputModel(job, segments_of(measured, [each.samples_per_s for _, each in measured], job))
+    model = ThroughputModel(job, segments_of(measured, job))
     here = points_at([winner.config], job)
-    tested = [trial for trial in trials if trial.predicted is not None and trial.measurement is not None]
-    num_missed = sum(not _held(trial, objective) for trial in tested)
+    tested = [(trial.predicted, trial.measurement) for trial in trials if trial.predicted and trial.measurement]
+    num_missed = sum(not said.holds(run.samples_per_s) for said, run in tested)
     share = explained(formed(model, here), winner.samples_per_s)
     points = points_at([_with_workers(winner.config, number) for number in num_workers], job)
     return Bottleneck(
@@ -78,14 +76,6 @@ def bottleneck(
             )
         ),
     )
-
-
-def _held(trial: Trial, objective: Objective) -> bool:
-    found, measured = trial.predicted, trial.measurement
-    assert found is not None
-    assert measured is not None
-    rate = measured.samples_per_s if objective == "samples-per-s" else measured.score(objective)  # as it was predicted
-    return bool(found.holds(rate))
 
 
 def _misses(num_missed: int, num_predicted: int) -> bool:
@@ -124,7 +114,7 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
     ]
     numbers = {*searched.num_workers, winner.config.loader.num_workers}
     job = known_job(run, facts, searched)
-    run.bottleneck = bottleneck(job, measured, winner, sorted(numbers), run.trials, run.config.objective)
+    run.bottleneck = bottleneck(job, measured, winner, sorted(numbers), run.trials)
 
 
 def late_batches(workers: Sequence[WorkerShare]) -> LateBatches | None:

@@ -1,28 +1,26 @@
 """Before the search: the workload is built, and each precision calibrated: recipe, memory ceiling, compute curve. After
 it: the ceiling of the best precision is verified."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
-from loadtune.limits.host_memory import largest_host_batch
+from loadtune.errors import LoadtuneError, OutOfTimeError
+from loadtune.limits.bounds import largest_host_batch
 from loadtune.limits.memory import MemoryProbe, verifying_seconds
-from loadtune.limits.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
-from loadtune.limits.step_limit import StepLimit
-from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe, TrialConfig
+from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
+from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice, Window
 from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
 from loadtune.report.machine import others_text
-from loadtune.report.store import load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
 from loadtune.run import Run
 from loadtune.seams import Training
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.search.search import Search
-from loadtune.units import bytes_text, counted, rate_text, ratio_text, seconds_text
+from loadtune.units import bytes_text, counted, rate_text, seconds_text
 
 VERIFY_AT_MOST = 0.1
 """Of the time budget, for verifying the memory ceiling of the precision about to win. One that is expected to take
@@ -33,8 +31,6 @@ def start(run: Run) -> WorkloadFacts:
     """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
     with run.stage("start"):
         before = run.facts
-        if before is None:  # else the study had its seeds, and the file may be gone
-            run.warm = _warm_start(run.config.warm_start)
         facts = run.training.describe()
         if before is not None:
             check_same_workload(before, facts)
@@ -48,19 +44,6 @@ def start(run: Run) -> WorkloadFacts:
             run.note(*stream_notes(facts))
         run.save()
     return facts
-
-
-def _warm_start(path: str | None) -> TrialConfig | None:
-    """The best configuration of the run at `path`. Raises ResultError where there is none."""
-    if path is None:
-        return None
-    result = load_result(Path(path))
-    if result.best is None:
-        raise ResultError(
-            f"--warm-start is {path}, a run that confirmed no configuration. Give the result of another run, or leave "
-            "--warm-start out."
-        )
-    return result.best.config
 
 
 def _facts_text(facts: WorkloadFacts) -> str:
@@ -77,8 +60,6 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             _choose_recipes(run, facts)
             for choice in run.recipes:
                 run.compute_points += _bound_batches(run, facts, choice.point)
-            run.note(*(note for ceiling in run.ceilings for note in ceiling.notes))
-            run.free_bytes = run.free_gpu_bytes()
             run.save()
     return {choice.chosen.precision: choice.chosen for choice in run.recipes}
 
@@ -106,21 +87,13 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
         )
     run.recipes = chosen.choices
     run.note(*chosen.notes)
-    _tell_compiling(run, chosen.choices)
+    _note_compiling(run, chosen.choices)
     for choice in chosen.choices:
         run.tell(recipe_line(choice))
 
 
-def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
-    """Report what torch.compile took and gained, and what it leaves of the time budget."""
-    for choice in choices:
-        for point in (point for point in choice.points if point.compile_s is not None):
-            plain = next(p for p in choice.points if p.recipe == replace(point.recipe, compile=False))
-            run.tell(
-                f"{choice.chosen.precision}: compiling a batch of {point.batch_size} took "
-                f"{seconds_text(point.compile_s)}; {ratio_text(point.quickest_per_s / plain.quickest_per_s)} the rate "
-                "of the same settings without torch.compile"
-            )
+def _note_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
+    """Say where torch.compile leaves little of the time budget."""
     needed_s = compiling_seconds(choices)
     if needed_s > COMPILE_SHARE * max(0.0, run.left_s):
         run.note(
@@ -131,12 +104,12 @@ def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
 
 
 def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> tuple[ComputePoint, ...]:
-    """Find the memory ceiling of a recipe: predicted; verified with ``--probe all``, and where the user named a size
-    that is above the safe one. Returns the compute curve: ``point``, by which the recipe was chosen, and the steps of
-    the sizes that the probe ran."""
+    """Find the memory ceiling of a recipe: predicted; verified where the user named a size that is above the safe one.
+    Returns the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe
+    ran."""
     probe = _probe(run, facts, point)
-    found = probe.verify() if run.config.probe == "all" else probe.bound()
-    if not found.verified and (run.config.named_batch_size or 0) > found.safe_batch_size:
+    found = probe.bound()
+    if (run.config.named_batch_size or 0) > found.safe_batch_size:
         found = probe.verify()
     if not found.verified:
         run.probes[found.precision] = probe
@@ -175,9 +148,7 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
         point.recipe,
         caps | _host_cap(facts, run.host_now()),
         smallest=facts.smallest_batch,
-        line_limit=StepLimit(
-            seconds=STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=2 * facts.smallest_batch
-        ),
+        step_s={point.batch_size: point.quickest_step_s},
         large=LARGE * point.batch_size,
     )
 
@@ -197,7 +168,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
     if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.config.time_budget_s, run.spare_s):
         run.note(
             f"The largest batch size of {precision} is predicted and was not verified, because that takes "
-            f"{seconds_text(verifying_seconds(predicted))}. Raise --time-budget, or use --probe all."
+            f"{seconds_text(verifying_seconds(predicted))}. Raise --time-budget."
         )
         return
     with run.stage("verify"):
@@ -213,7 +184,6 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
         run.ceilings[run.ceilings.index(predicted)] = ceiling
         run.save()
         run.tell(_ceiling_line(ceiling, run.device))
-        run.note(*ceiling.notes)
 
 
 def find_ceiling(
@@ -226,14 +196,19 @@ def find_ceiling(
     caps: Mapping[CeilingLimit, int],
     *,
     num_steps: int = 3,
-    step_limit: StepLimit | None = None,
+    step_s: Mapping[int, float] | None = None,
+    verify_s: float = math.inf,
 ) -> MemoryCeiling:
-    """Verified, under `caps` and the host's memory; `host_before` is of before the training process used the device."""
+    """Under `caps` and the host's memory; verified where that is expected to take `verify_s` at the most.
+
+    `step_s`: as `MemoryProbe` has it. `host_before` is of before the training process used the device.
+    """
     caps = {**caps, **_host_cap(facts, host)}
-    probe = MemoryProbe(
-        training, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_limit=step_limit
-    )
-    return _described(probe.verify(), facts, host_before, device)
+    probe = MemoryProbe(training, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_s=step_s)
+    found = probe.bound()
+    if verifying_seconds(found) <= verify_s:
+        found = probe.verify()
+    return _described(found, facts, host_before, device)
 
 
 def _host_cap(facts: WorkloadFacts, host: HostFacts) -> dict[CeilingLimit, int]:

@@ -1,25 +1,24 @@
 """Measure a stored answer again: is it still as good as it was? In: a result. Out: another one, and a verdict.
 
 Times real training steps, each time with new workers, until the interval of the ratio is narrow enough or the time is
-spent. What counts is what the answer was picked for: throughput, or samples per joule. Where it cannot be measured
-here, the verdict is "unclear".
+spent. What counts is throughput. Where it cannot be measured here, the verdict is "unclear".
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from loadtune import __version__
 from loadtune.errors import DeviceError, ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
 from loadtune.records.answer import chosen_winner, compute_fraction, finalist_of
-from loadtune.records.config import SCORE_UNITS, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, TuningResult, Winner
-from loadtune.report.compare import Comparison, Mean, compare, mean_of, ratio_of
+from loadtune.report.compare import Comparison, compare, mean_of, ratio_of
 from loadtune.seams import Clock, Sensor, Training
 from loadtune.search.segment import Segment, run_trial, segment_seconds
 from loadtune.training import TrainingClient
@@ -49,7 +48,6 @@ class Check:
     nothing could be measured."""
     reason: str
     """One or two sentences."""
-    tolerance_fraction: float
     comparison: Comparison | None = None
     """Of the stored result and the new one. None: nothing was measured."""
     result: TuningResult | None = None
@@ -66,18 +64,16 @@ def check_baseline(
 ) -> Check:
     """Measure the answer of a stored result again on this machine.
 
-    ``tolerance_fraction``, above 0 and below 1, is the loss of throughput that passes; of samples per joule where the
-    run looked for those. ``time_budget_s`` bounds the time; torch.compile's time, once, is added to it.
-    ``keep_batch_size`` checks the answer at the batch size that the run was given. ``tell`` is called with each line of
-    progress.
+    ``tolerance_fraction``, above 0 and below 1, is the loss of throughput that passes. ``time_budget_s`` bounds the
+    time; torch.compile's time, once, is added to it. ``keep_batch_size`` checks the answer at the batch size that the
+    run was given. ``tell`` is called with each line of progress.
 
     Raises ResultError where the result has no confirmed answer, or none of its finalists ran twice.
     """
     if named := baseline.config.workload.objects:
         raise ResultError(
             f"The baseline cannot be measured again: its {' and '.join(named)} came to loadtune.tune as Python objects,"
-            " which are not stored. Name a baseline whose parts have names: torchvision names, or import paths"
-            " `pkg.mod:factory`."
+            " which are not stored. Name a baseline whose parts have names."
         )
     answer_of(baseline, keep_batch_size=keep_batch_size)
     ranks = baseline.config.ranks_per_node
@@ -85,17 +81,25 @@ def check_baseline(
         host = rank_facts(read_host(), ranks)
         device = same_device(baseline, host)
     except (DeviceError, UsageError) as error:
-        why = f"The answer could not be measured here: {error}"
-        return Check(outcome="unclear", reason=why, tolerance_fraction=tolerance_fraction)
+        return Check(outcome="unclear", reason=f"The answer could not be measured here: {error}")
     cores = rank_cores(host, ranks)
     with (
         TrainingClient(baseline.config.workload, device, cores=cores) as training,
         Sampler(device, lambda: training.pid, host.num_usable_cores, cores=cores) as sensor,
     ):
         training.start()
-        how: dict[str, Any] = {"tolerance_fraction": tolerance_fraction, "time_budget_s": time_budget_s, "tell": tell}
-        clock = MonotonicClock()
-        return check_on(training, sensor, clock, baseline, host, device, keep_batch_size=keep_batch_size, **how)
+        return check_on(
+            training,
+            sensor,
+            MonotonicClock(),
+            baseline,
+            host,
+            device,
+            tolerance_fraction=tolerance_fraction,
+            time_budget_s=time_budget_s,
+            keep_batch_size=keep_batch_size,
+            tell=tell,
+        )
 
 
 def same_device(baseline: TuningResult, host: HostFacts) -> Device:
@@ -153,11 +157,10 @@ def check_on(
     tell: Tell = lambda line: None,
 ) -> Check:
     """`check_baseline` over any training, sensor and clock, such as the fakes of `loadtune.testing`."""
-    started, runs, problem = clock.now(), list[Measurement](), None
-    finalist, objective = answer_of(baseline, keep_batch_size=keep_batch_size), baseline.config.objective
-    then = mean_of(finalist.runs, [each.runs for each in baseline.finalists], objective)
+    started, runs = clock.now(), list[Measurement]()
+    finalist = answer_of(baseline, keep_batch_size=keep_batch_size)
+    then = mean_of(finalist.runs, [each.runs for each in baseline.finalists])
     config, outcome, ratio = finalist.config, outcome_of(None, 0, tolerance_fraction), None
-    facts, points = None, tuple[ComputePoint, ...]()
     try:
         facts = training.describe()
         warm = training.time_compute(config.recipe, config.batch_size, COMPUTE_S)
@@ -165,30 +168,22 @@ def check_on(
         compile_s = sum(point.compile_s or 0.0 for point in points)
         for run in _runs(training, sensor, clock, baseline, config, started + time_budget_s + compile_s):
             if isinstance(run, TrialFailure):
-                problem = f"Run {len(runs) + 1} failed ({run.kind}): {run.message}"
-                break
-            if objective == "samples-per-joule" and run.samples_per_joule is None:
-                problem = "The answer was chosen by samples per joule, but the GPU's energy counter could not be read."
-                break
+                return Check(outcome="unclear", reason=f"Run {len(runs) + 1} failed ({run.kind}): {run.message}")
             runs.append(run)
-            ratio = ratio_of(then, mean_of(runs, (), objective))
+            ratio = ratio_of(then, mean_of(runs))
             outcome = outcome_of(ratio, len(runs), tolerance_fraction)
-            share = mean_of([run], (), objective).value / then.value
-            tell(f"run {len(runs)}: {percent_text(share)} of the baseline's {SCORE_UNITS[objective]}")
+            tell(f"run {len(runs)}: {percent_text(run.samples_per_s / then.value)} of the baseline's samples/s")
             if outcome != "unclear":
                 break
     except (WorkloadError, TrainingError) as error:
-        problem = f"The answer could not be measured here: {error}"
-    if problem is not None:  # what fails is not told to be slower
-        return Check(outcome="unclear", reason=problem, tolerance_fraction=tolerance_fraction)
+        return Check(outcome="unclear", reason=f"The answer could not be measured here: {error}")
     seconds = clock.now() - started
-    now, throughput = mean_of(runs, (), objective), mean_of(runs)
+    throughput = mean_of(runs)
     winner = Winner(
         config=config,
         samples_per_s=throughput.value,
         half_width_fraction=throughput.half_width_fraction,
         compute_fraction=compute_fraction(points, config, throughput.value),
-        samples_per_joule=now.interval if objective == "samples-per-joule" else None,
     )
     result = TuningResult(
         loadtune_version=__version__,
@@ -208,8 +203,7 @@ def check_on(
     )
     return Check(
         outcome=outcome,
-        reason=_reason(then, ratio, len(runs), outcome, tolerance_fraction, SCORE_UNITS[objective]),
-        tolerance_fraction=tolerance_fraction,
+        reason=_reason(ratio, len(runs), outcome, tolerance_fraction),
         comparison=compare(baseline, result, keep_batch_size=keep_batch_size),
         result=result,
     )
@@ -231,23 +225,18 @@ def _runs(
         yield outcome
 
 
-def _reason(then: Mean, ratio: Interval | None, num_runs: int, outcome: Outcome, allowed: float, unit: str) -> str:
-    tolerance = percent_text(allowed, 0 if round(100 * allowed, 6).is_integer() else 1)
+def _reason(ratio: Interval | None, num_runs: int, outcome: Outcome, allowed: float) -> str:
+    tolerance = f"{100 * allowed:g}%"
     if ratio is None or ratio.low is None or ratio.high is None or num_runs < MIN_RUNS:
-        fitted = counted(num_runs, "run")
-        return f"Only {fitted} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
+        return f"Only {counted(num_runs, 'run')} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
     if outcome == "fell":
         return (
-            f"It lost {percent_text(1 - ratio.value, 1)} of its {unit} ({percent_text(1 - ratio.high, 1)} to"
+            f"It lost {percent_text(1 - ratio.value, 1)} of its samples/s ({percent_text(1 - ratio.high, 1)} to"
             f" {percent_text(1 - ratio.low, 1)}), more than the tolerance of {tolerance}."
         )
     if outcome == "held":
-        return f"It lost no more of its {unit} than the tolerance of {tolerance}: the whole interval lies above it."
-    known = then.half_width_fraction
-    advice = "Raise --time-budget for more runs, or --tolerance."
-    if known is not None and known > allowed:
-        advice = (
-            f"The baseline itself is known to ± {percent_text(known, 1)} only, so a longer check may not help: raise"
-            " --tolerance, or make a baseline with a larger --time-budget on a quiet machine."
-        )
-    return f"The interval holds the edge of the tolerance of {tolerance}: it could have held or fallen. {advice}"
+        return f"It lost no more of its samples/s than the tolerance of {tolerance}: the whole interval lies above it."
+    return (
+        f"The interval holds the edge of the tolerance of {tolerance}: it could have held or fallen. Raise"
+        " --time-budget for more runs, or --tolerance."
+    )

@@ -18,14 +18,10 @@ from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
 from loadtune.cli_results import compare, export, report
-from loadtune.ending import exit_code, termination_as_interruption, told_plainly
-from loadtune.objects import Job, with_objects
+from loadtune.ending import LastingStream, exit_code, show, termination_as_interruption, told_plainly
+from loadtune.errors import UsageError
 from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import TuneConfig
-from loadtune.records.facts import HostFacts
-from loadtune.records.result import TuningResult
-from loadtune.terminal import LastingStream, show
-from loadtune.units import counted
 
 app = typer.Typer(
     help="Find the DataLoader settings, batch size and precision that train the most samples per second here.",
@@ -83,7 +79,7 @@ def run(
         str | None,
         typer.Option(
             metavar="[FOLDER]",
-            help="Continue this run, or the newest one; --trials then adds that many.",
+            help="Continue this run, or the newest one.",
             rich_help_panel="Output",
         ),
     ] = None,
@@ -100,76 +96,51 @@ def run(
     of its own. Ctrl-C ends the run early and keeps what was measured.
     """
     with told_plainly(verbose):
-        from loadtune.host import rank_facts, read_host
+        from loadtune.host import choose_device, rank_facts, read_host
         from loadtune.report import store
         from loadtune.report.live import LiveDisplay
+        from loadtune.report.machine import machine_line
+        from loadtune.report.page.write import PAGE_FILE
+        from loadtune.report.terminal_answer import terminal_answer
         from loadtune.tuner import tune_config
 
         given, folder, kept = settings(TABLE, words), None, TuneConfig()
         if resume is not None:
-            folder, kept, num_run = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
-            given |= {"num_trials": num_run + given["num_trials"]} if "num_trials" in given else {}
+            folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
         config = check(with_settings(kept, given), given)
         facts = rank_facts(read_host(), config.ranks_per_node)
         stream = sys.stderr if json else sys.stdout
-        machine = _machine(facts, config.device)
+        machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
         if not quiet:
             typer.echo(machine, file=stream)
-        _warn_of_workers(config, facts)
         with (
             store.run_folder(folder, Path(config.out), config.workload.label, keep_log=verbose) as place,
             termination_as_interruption(),
             LiveDisplay(sys.stderr, quiet=quiet) as display,
         ):
-            reopen = folder is not None and "num_trials" in given
-            result = tune_config(config, place, display, resume=folder is not None, reopen=reopen)
-        has_begun = folder is None or bool(result.stage_seconds.keys() - {"start"})
+            result = tune_config(config, place, display, resume=folder is not None)
         if not (json and quiet):
-            goes_on = result.cut_short is not None and has_begun
-            typer.echo("\n" + _answer(result, place, goes_on=goes_on), file=stream)
+            report = place / (PAGE_FILE if (place / PAGE_FILE).exists() else store.RESULT_FILE)
+            goes_on = f"loadtune run --resume {quote(str(place))}" if result.cut_short is not None else None
+            typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
         if json:
             typer.echo(store.as_json(result), nl=False)
         if code := exit_code(result):
             raise typer.Exit(code)
 
 
-def _resumed(where: str) -> tuple[Path, TuneConfig, int]:
-    """The run's folder, its config, and how many trials it ran."""
-    from loadtune.run_file import newest_run, read_run
+def _resumed(where: str) -> tuple[Path, TuneConfig]:
+    """The run's folder and its config."""
+    from loadtune.run import newest_run, read_run
 
     folder = newest_run(Path(where))
-    kept = read_run(folder)
-    with_objects(kept.config, Job())  # a run of objects goes on in Python alone
-    return folder, kept.config, len(kept.trials)
-
-
-def _machine(facts: HostFacts, requested: str | None) -> str:
-    """The device is chosen even where nothing is printed: one that is not there ends the run before it begins."""
-    from loadtune.host import choose_device
-    from loadtune.report.machine import machine_line
-
-    return machine_line(facts, choose_device(facts, requested))
-
-
-def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
-    asked = {"--num-workers": config.yours.num_workers, "--max-workers": config.max_workers}
-    more = [f"{flag} is {number}" for flag, number in asked.items() if (number or 0) > facts.num_usable_cores]
-    if more:
-        typer.echo(
-            f"warning: {' and '.join(more)}, more than the {counted(facts.num_usable_cores, 'usable core')}. More"
-            " workers than cores help only where workers wait, for a disk or a network.",
-            err=True,
+    config = read_run(folder).config
+    if named := config.workload.objects:
+        raise UsageError(
+            f"The {' and the '.join(named)} of this run came to loadtune.tune as Python objects, which are not stored."
+            f" To resume the run, call loadtune.tune with folder, resume=True and the same {', '.join(named)}."
         )
-
-
-def _answer(result: TuningResult, folder: Path, *, goes_on: bool) -> str:
-    from loadtune.report import store
-    from loadtune.report.page.write import PAGE_FILE
-    from loadtune.report.terminal_answer import terminal_answer
-
-    report = folder / (PAGE_FILE if (folder / PAGE_FILE).exists() else store.RESULT_FILE)
-    resume = f"loadtune run --resume {quote(str(folder))}" if goes_on else None
-    return "\n".join(terminal_answer(result, report, resume, with_notes=False))
+    return folder, config
 
 
 @app.command(cls=PanelCommand)
@@ -195,7 +166,7 @@ def doctor(
         from loadtune import host as machine
         from loadtune.report.machine import banner, telemetry_rows
         from loadtune.report.store import as_json
-        from loadtune.report.text import banner_text
+        from loadtune.report.tables import banner_text
 
         facts = machine.read_host()
         if freest_gpu:
@@ -206,7 +177,7 @@ def doctor(
         if json:
             typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}), nl=False)
         else:
-            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry, device.kind))), sys.stdout)
+            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry))), sys.stdout)
 
 
 for _command in (memory, report, export, compare):

@@ -1,7 +1,14 @@
 """``loadtune exec``: a training script as it is, with its loaders tuned while it trains."""
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,12 +16,19 @@ from loadtune.cli_options import Verbose
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
 
+if TYPE_CHECKING:
+    from loadtune.inflight.environment import Options
+
+_INJECTED = Path(__file__).parent / "inflight" / "inject"
+_FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command that trains, after --.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json and inflight.html into it."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json into it."),
     ] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most workers of one loader.")] = None,
     freeze: Annotated[
@@ -50,8 +64,8 @@ def exec_(
       loadtune exec --replay tuned/inflight.json -- python train.py
     """
     with told_plainly(verbose):
-        from loadtune.inflight import account, launch
-        from loadtune.inflight.options import Options
+        from loadtune.inflight import account
+        from loadtune.inflight.environment import Options
 
         if replay is not None:
             try:
@@ -67,7 +81,79 @@ def exec_(
             replay=None if replay is None else str(replay.absolute()),
         )
         try:
-            code = launch.run(command, options, out)
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out: {error}. Name a folder that can be written.") from None
+        try:
+            code = _run_tuned(command, options, out)
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be run: {error}. Give a command after --.") from None
-    launch.end_as(code)
+    _end_as(code)
+
+
+def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> int:
+    """Run a command with the hook in all Python processes that it starts, and say at the end what was found.
+
+    Returns its exit code; minus a signal's number where that ended it.
+
+    ``out``: a folder for the result. Raises OSError where the command cannot be started.
+    """
+    from loadtune.inflight import account as told
+    from loadtune.inflight.environment import EXEC_VARIABLE
+
+    with tempfile.TemporaryDirectory(prefix="loadtune-") as name:
+        folder, before = Path(name), os.environ.get("PYTHONPATH")
+        environment = {
+            "PYTHONPATH": os.pathsep.join([str(_INJECTED), *([before] if before else [])]),
+            EXEC_VARIABLE: replace(options, folder=name).as_variable(),
+        }
+        code = _run(command, {**os.environ, **environment})
+        found = [each for path in sorted(folder.glob("*.json")) for each in told.read(path)]
+        for line in told.summary(found) or [_why_nothing(folder)]:
+            print(f"loadtune: {line}", file=sys.stderr, flush=True)
+    if out is not None:
+        told.write(found, out)
+    return code
+
+
+def _end_as(code: int) -> None:
+    """Exit as the command did: where a signal ended it, by that signal."""
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Signals are taken one after another, with who sent them, instead of interrupting this process."""
+    passed = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*passed, signal.SIGCHLD])
+
+    def as_before() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        child = subprocess.Popen(command, env=environment, preexec_fn=as_before)
+        while child.poll() is None:
+            heard = signal.sigwaitinfo([*passed, signal.SIGCHLD])
+            if heard.si_signo != signal.SIGCHLD and heard.si_code != _FROM_KERNEL:
+                child.send_signal(heard.si_signo)
+        return child.returncode
+    finally:
+        as_before()
+
+
+def _why_nothing(folder: Path) -> str:
+    if not (folder / "began").exists():
+        return (
+            "was not active: no Python process loaded it. Python leaves PYTHONPATH out under -I and -E, and "
+            "sitecustomize under -S. `loadtune.install()` in the script does the same."
+        )
+    if not (folder / "hooked").exists():
+        return "no process imported torch's DataLoader, so nothing was tuned."
+    return (
+        "no torch DataLoader was iterated, so nothing was tuned. Classes with an iterator of their own "
+        "(StatefulDataLoader, DALI, WebDataset) are left alone."
+    )

@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadtune.cli_options import Json, Verbose, settings, stray, takes
-from loadtune.ending import told_plainly
+from loadtune.cli_options import Json, Verbose, settings, takes
+from loadtune.ending import show, told_plainly
 from loadtune.errors import UsageError
 from loadtune.options import TABLE, check, check_at_least, memory_of, one_of, with_settings
 from loadtune.records.config import PRECISIONS, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.footprint import FootprintReport
-from loadtune.terminal import show
 
 if TYPE_CHECKING:
     from loadtune.training import TrainingClient
@@ -48,30 +46,13 @@ def memory(
     ] = None,
     what_if: Annotated[
         bool,
-        typer.Option(
-            "--what-if", help="Also compare other precisions, optimizers, image sizes, and activation checkpointing."
-        ),
+        typer.Option("--what-if", help="Also compare other precisions, other optimizers and activation checkpointing."),
     ] = False,
     per_layer: Annotated[
-        bool, typer.Option("--per-layer", help="Also list each layer's parameters, output and saved activations.")
+        bool, typer.Option("--per-layer", help="Also list each layer's parameters and saved activations.")
     ] = False,
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Also show the step with activation checkpointing.")
-    ] = False,
-    checkpoint_segments: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="With --checkpoint or --what-if: run the longest nn.Sequential in N segments. [default: each block is"
-            " checkpointed; in a model without blocks, about sqrt(number of layers) segments]",
-        ),
-    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="SCRIPT", help="Instead run this script and show the memory of each line.")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="With --trace: show lines of this file or folder only. Can be repeated."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENTS", help="With --trace: arguments of the script, after --.")
@@ -94,20 +75,19 @@ def memory(
     """
     with told_plainly(verbose):
         if trace is not None:
-            if what_if or per_layer or checkpoint or memory or batch_size != _BATCH_SIZE:
-                raise UsageError("--trace runs a script; of the other options it takes --only and --json only.")
-            _trace(trace, arguments or [], only, as_json=json)
-        if only:
-            raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
+            if what_if or per_layer or memory or batch_size != _BATCH_SIZE:
+                raise UsageError("--trace runs a script; of the other options it takes --json only.")
+            _trace(trace, arguments or [], json=json)
+            return
         if arguments:
-            raise UsageError(f"{stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
+            raise UsageError(f"{arguments[0]!r} stands without an option. Arguments of a script need --trace SCRIPT.")
         check_at_least("--batch-size", batch_size, 1)
-        if checkpoint_segments is not None and not (checkpoint or what_if):
-            raise UsageError("--checkpoint-segments needs --checkpoint or --what-if. Add one of them.")
-        check_at_least("--checkpoint-segments", checkpoint_segments, 2)
         found = one_of("--precision", precision.lower(), PRECISIONS)
         given = settings(_JOB, words)
         spec = check(with_settings(TuneConfig(), given), given).workload
+        from loadtune.report.footprint import footprint_view
+        from loadtune.report.store import as_json
+        from loadtune.report.tables import view_text
         from loadtune.step_memory import Wanted, step_report
 
         wanted = Wanted(
@@ -115,24 +95,26 @@ def memory(
             batch_size=batch_size,
             memory_bytes=None if memory is None else memory_of("--memory", memory),
             per_layer=per_layer,
-            checkpoint=checkpoint,
-            checkpoint_segments=checkpoint_segments,
             what_if=what_if,
         )
         report = step_report(spec, wanted, None if device == "cpu" else _measuring(spec, device))
-        _print_report(report, as_json=json)
+        if json:
+            typer.echo(as_json(report), nl=False)
+        else:
+            show(view_text(footprint_view(report)), sys.stdout)
 
 
-def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_json: bool) -> NoReturn:
-    """Show the memory of each line of the script, and exit as the script would."""
-    from loadtune.footprint.trace import run_traced, trace_json, trace_text
+def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
+    """Show the memory of each line of the script, however it ends; its exception or exit code is the command's."""
+    from loadtune.footprint.trace import run_traced, trace_memory
 
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # stdout is the JSON's
-        found = run_traced(script, arguments, only)
-    typer.echo(trace_json(found) if as_json else trace_text(found))
-    if found.error:
-        typer.echo(found.error, err=True)
-    raise typer.Exit(found.exit_code)
+    trace = trace_memory()
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():  # stdout is the JSON's
+            run_traced(script, arguments, trace)
+    finally:
+        if trace.lines:
+            typer.echo(trace.json() if json else trace.text(), nl=False)
 
 
 def _measuring(
@@ -155,15 +137,3 @@ def _training(spec: WorkloadSpec, device: Device) -> "Iterator[TrainingClient]":
     with TrainingClient(spec, device) as training:
         training.start()
         yield training
-
-
-def _print_report(report: FootprintReport, *, as_json: bool) -> None:
-    from loadtune.report import store
-
-    if as_json:
-        typer.echo(store.as_json(report), nl=False)
-        return
-    from loadtune.report.footprint import footprint_view
-    from loadtune.report.text import view_text
-
-    show(view_text(footprint_view(report)), sys.stdout)

@@ -104,7 +104,7 @@ class PanelCommand(TyperCommand):
 
 
 class RunCommand(PanelCommand):
-    """Takes options only, and lets ``--resume`` come without a folder; typer can declare neither."""
+    """Lets ``--resume`` come without a folder, which typer cannot declare."""
 
     common = frozenset(
         {
@@ -118,16 +118,4 @@ class RunCommand(PanelCommand):
         for at, word in enumerate(args):
             if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
                 args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
-        ctx.allow_extra_args = True
-        rest = super().parse_args(ctx, args)
-        if rest and not ctx.resilient_parsing:
-            ctx.fail(stray(rest[0]))
-        return rest
-
-
-def stray(word: str) -> str:
-    """The message for a word before which no option stands, such as a model's name without ``--model``."""
-    found = f"{word!r} stands without an option. "
-    if not word[:1].isalpha():
-        return f"{found}Each option takes one value. Remove the word, or put its option before it."
-    return f"{found}If it is the model, write --model {word}; if it is the dataset, write --dataset {word}."
+        return super().parse_args(ctx, args)

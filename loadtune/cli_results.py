@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadtune.cli_options import Json, KeepBatchSize, Quiet, Verbose
-from loadtune.ending import NO_ANSWER, interruption_code, termination_as_interruption, told_plainly
+from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption, told_plainly
 from loadtune.errors import UsageError
 from loadtune.options import check_seconds, one_of, share_of
 from loadtune.records.config import TuneConfig
-from loadtune.terminal import show
 
 if TYPE_CHECKING:
     from loadtune.report.compare import Comparison
@@ -72,17 +71,16 @@ def report(
     with told_plainly(verbose):
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
             raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
-        from loadtune.inflight.learnt import COLUMNS, rows
+        from loadtune.inflight.account import LEARNT_COLUMNS, learnt_rows
         from loadtune.report.page.write import PAGE_FILE, write_board, write_page
         from loadtune.report.store import load_result, newest_file
-        from loadtune.report.tables import Table, View
-        from loadtune.report.text import view_text
+        from loadtune.report.tables import Table, View, view_text
 
         results = results or [_RESULTS]
         if live:
             _serve(results[0], port)
-        elif len(results) == 1 and (kept := rows(results[0])):
-            table = Table(title="", columns=COLUMNS, rows=tuple(kept))
+        elif len(results) == 1 and (rows := learnt_rows(results[0])):
+            table = Table(title="", columns=LEARNT_COLUMNS, rows=tuple(rows))
             show(view_text(View(tables=(table,), sections=())), sys.stdout)
         elif board or len(results) > 1:
             typer.echo(write_board(results, out or Path(_BOARD)))
@@ -195,7 +193,7 @@ def compare(
     versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
 
     --measure times real training steps in at least three runs. It ends as soon as the 95% interval of the ratio now ÷
-    before decides, or when the time is spent. Where the winner was chosen by samples per joule, these are compared.
+    before decides, or when the time is spent.
 
     \b
     Exit code of --measure
@@ -266,7 +264,7 @@ def _measure(
 
 
 def _show(found: "Comparison") -> None:
-    from loadtune.report.comparison import view
-    from loadtune.report.text import view_text
+    from loadtune.report.compare import view
+    from loadtune.report.tables import view_text
 
     show(view_text(view(found)), sys.stdout)

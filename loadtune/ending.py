@@ -1,22 +1,27 @@
-"""How a command ends: its exit code, one message, no traceback of ours.
+"""What a command prints, and how it ends: its exit code, one message, no traceback of ours.
 
-In: whatever a command raised, or a signal. Out: a line on stderr and a `typer.Exit`. Apart from `cli`, which is about
-what is asked; the two are the only modules that print or exit.
+In: what rich renders, whatever a command raised, or a signal. Out: lines on a stream and a `typer.Exit`. Apart from the
+`cli` modules, which are about what is asked; no others print or exit. rich is loaded on first use.
 """
 
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from types import FrameType
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from loadtune.errors import LoadtuneError, WorkloadError
 from loadtune.records.result import TuningResult
-from loadtune.terminal import to_nowhere
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 NO_ANSWER, USER_CAN_MEND, READER_GONE = 1, 2, 128 + signal.SIGPIPE
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
@@ -97,3 +102,34 @@ def _show(error: LoadtuneError, verbose: bool) -> None:
     if isinstance(error, WorkloadError) and error.user_traceback:
         typer.echo(error.user_traceback.rstrip("\n"), err=True)
     typer.echo(f"error: {error}", err=True)
+
+
+def show(content: "RenderableType", stream: TextIO) -> None:
+    """Tables keep to the stream's width; code, which does not wrap, runs over it rather than being cut."""
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False)
+    with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
+        console.print(content, crop=False)
+    stream.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
+    stream.flush()
+
+
+class LastingStream(TextIOWrapper):
+    """Once its disk is full or its reader is gone, what is written goes nowhere. Not for a buffered file."""
+
+    lost: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.lost = error
+            to_nowhere(self)
+            return len(text)
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Python flushes its streams once more on its way out; into nothing, that is quiet."""
+    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

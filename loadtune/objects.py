@@ -4,17 +4,15 @@ In: what a caller passed. Out: a `TuneConfig` that holds the names of the parts,
 there is an object, and whoever has one has imported it.
 """
 
-import difflib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from loadtune.errors import UsageError
-from loadtune.options import FLAGS, check, check_at_least, one_of, with_settings
+from loadtune.options import FLAGS, check, check_at_least, fixed_of, one_of, with_settings
 from loadtune.records.config import (
     PRECISIONS,
-    Fixed,
     LiveObjects,
     Precision,
     TuneConfig,
@@ -33,7 +31,7 @@ _PARTS: tuple[WorkloadPart, ...] = get_args(WorkloadPart)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train: the arguments of `tune`, as objects, or as names for `WorkloadSpec`. None: the config names it."""
+    """What to train: the arguments of `tune`, as objects, or by name. None: not given."""
 
     loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | str | None" = None
     """A DataLoader, or a function without arguments that returns one. Its settings are the baseline."""
@@ -47,40 +45,36 @@ class Job:
     """(outputs, targets) → scalar tensor; or (model, batch) → scalar tensor, where its arguments have these names.
     None: cross entropy, or ``model(**batch).loss`` for mappings."""
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None
-    """``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → optimizer. None: as the config says."""
+    """``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → optimizer, or (model) → optimizer. None:
+    ``sgd``."""
     step: Callable[[Any], Callable[[Any], Any]] | str | None = None
     """``make_step(device)`` → ``step(batch)``, a whole training step, in place of model, loss and optimizer."""
     accumulate: int = 1
     """Batches whose gradients are summed before the optimizer steps, at least 1."""
     precision: Precision | None = None
-    """The baseline's. None: as the config says, else fp32."""
+    """The baseline's. None: fp32."""
 
 
-def asked(
-    parts: Mapping[str, Any], config: TuneConfig | None, settings: Mapping[str, Any]
-) -> tuple[TuneConfig, LiveObjects | None]:
+def asked(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[TuneConfig, LiveObjects | None]:
     """What `tune` was called with: a checked config, and the objects packed. Raises UsageError.
 
     ``parts``: of a `Job`, or one as loader. ``settings``: keywords of the table of options.
     """
     for name in settings:
         if name not in FLAGS:
-            near = difflib.get_close_matches(name, FLAGS, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(FLAGS)}."
-            raise UsageError(f"tune has no argument {name}. {hint}")
+            raise UsageError(f"tune has no argument {name}. It takes {', '.join(FLAGS)}.")
     job, chosen = parts["loader"], dict(settings)
     if isinstance(job, Job):
         refuse_beside_job("tune", {name: part for name, part in parts.items() if name != "loader"})
     else:
         job = Job(**parts)
+    refuse_missing(job, "tune")
     if isinstance(chosen.get("fix"), Mapping):
-        chosen["fix"] = tuple(Fixed(name=name, value=value) for name, value in chosen["fix"].items())
-    if not isinstance(config, TuneConfig | None):
-        raise UsageError(f"config is a {type(config).__name__}; it must be a loadtune.TuneConfig, or left out.")
-    found = with_settings(config or TuneConfig(), chosen)
-    refuse_missing(job, found.workload, chosen, needed=config is None)
-    found, objects = with_objects(found, job)
-    return check(found, {*chosen, *_given(job)}), objects
+        chosen["fix"] = fixed_of([f"{name}={value}" for name, value in chosen["fix"].items()])
+    config = with_settings(TuneConfig(), chosen)
+    spec, objects = pack_job(config.workload, job)
+    yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
+    return check(replace(config, workload=spec, yours=yours), {*chosen, *_given(job)}), objects
 
 
 def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
@@ -92,23 +86,11 @@ def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_missing(
-    job: Job, spec: WorkloadSpec, given: Collection[str] = (), function: str = "tune", *, needed: bool = True
-) -> None:
-    """Objects need what they do not bring, data or a model, as objects or by name. Raises UsageError.
-
-    The default names do not count unless they were `given`: nobody can tell that they were meant. Without objects
-    nothing is missing, unless it is `needed`.
-    """
-    if not needed and not _given(job):
-        return
-    usual = WorkloadSpec()
-
-    def has(*names: str) -> bool:
-        return any(name in given or getattr(spec, name) != getattr(usual, name) or getattr(job, name) for name in names)
-
+def refuse_missing(job: Job, function: str) -> None:
+    """Raises UsageError where data or a model is missing: the command line's default names are none in Python."""
+    given = _given(job)
     for kind, names in (("data", ("loader", "dataset")), ("model", ("model", "step"))):
-        if not has(*names):
+        if not given.keys() & set(names):
             raise UsageError(
                 f"{function} was given no {kind}. Pass {' or '.join(names)}, as an object or by the path of a function"
                 " that returns it."
@@ -117,20 +99,6 @@ def refuse_missing(
 
 def _given(job: Job) -> dict[WorkloadPart, Any]:
     return {name: getattr(job, name) for name in _PARTS if getattr(job, name) is not None}
-
-
-def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects | None]:
-    """The config with a label for each object, and the objects packed. Raises UsageError for what cannot be used."""
-    missing = [name for name in config.workload.objects if getattr(job, name) is None]
-    if missing:
-        raise UsageError(
-            f"The {' and the '.join(missing)} of this run {'was' if len(missing) == 1 else 'were'} passed to "
-            "loadtune.tune as Python objects, which are not stored. To resume the run, call loadtune.tune from Python "
-            f"with folder, resume=True and the same {', '.join(missing)}. Otherwise start a new run without --resume."
-        )
-    spec, objects = pack_job(config.workload, job)
-    yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
-    return replace(config, workload=spec, yours=yours), objects
 
 
 def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> tuple[WorkloadSpec, LiveObjects | None]:
@@ -172,7 +140,11 @@ def is_loader(part: object) -> bool:
     )
 
 
-_FUNCTIONS: dict[WorkloadPart, str] = {
+_ALLOWED: dict[WorkloadPart, str] = {
+    "loader": "a torch.utils.data.DataLoader, or a function without arguments that returns one. Pass a dataset as"
+    " dataset",
+    "dataset": "a dataset, with `__getitem__` or an `__iter__` that begins anew, or a function without arguments that"
+    " returns one. Pass a DataLoader as loader",
     "collate": "a function (list of samples) -> batch",
     "model": "a torch.nn.Module, or a function without arguments that returns one",
     "loss": "a function (outputs, targets) -> scalar tensor, or (model, batch) -> scalar tensor",
@@ -183,30 +155,13 @@ _FUNCTIONS: dict[WorkloadPart, str] = {
 
 
 def _check_objects(job: Job) -> None:
-    given = {name: part for name, part in _given(job).items() if not isinstance(part, str)}
-    dataset, loader = given.get("dataset"), given.get("loader")
-    if is_loader(dataset):
-        raise UsageError("dataset is a DataLoader. Pass it as loader. Its settings are then the baseline.")
-    if hasattr(dataset, "__next__"):
-        raise UsageError(
-            f"dataset is a {type(dataset).__name__}, which can be read only once. Pass a list, a "
-            "torch.utils.data.Dataset, or an IterableDataset whose `__iter__` begins anew."
-        )
-    if not (dataset is None or callable(dataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        raise UsageError(
-            f"dataset is a {type(dataset).__name__}; it can be a dataset, with `__getitem__` or `__iter__`, or a "
-            "function without arguments that returns one."
-        )
-    if not (loader is None or is_loader(loader) or callable(loader)):
-        raise UsageError(
-            f"loader is a {type(loader).__name__}; it can be a torch.utils.data.DataLoader, or a function without "
-            "arguments that returns one. Pass a dataset as dataset."
-        )
-    for name, allowed in _FUNCTIONS.items():
-        part = given.get(name)
-        if not (part is None or callable(part)):
+    for name, part in _given(job).items():
+        if isinstance(part, str) or callable(part) or (name == "loader" and is_loader(part)):
+            continue
+        readable = hasattr(part, "__getitem__") or (hasattr(part, "__iter__") and not hasattr(part, "__next__"))
+        if name != "dataset" or is_loader(part) or not readable:
             found = repr(part) if isinstance(part, int | float) else f"a {type(part).__name__}"
-            raise UsageError(f"{name} is {found}; it can be {allowed}.")
+            raise UsageError(f"{name} is {found}; it can be {_ALLOWED[name]}.")
     check_at_least("accumulate", job.accumulate, 1)
     if job.precision is not None:
         one_of("precision", job.precision, PRECISIONS)

@@ -1,17 +1,15 @@
 """Continues a run that was cut short, or extends one that had ended.
 
-In: what the run had run. Out: the run as it was then. A study never mixes machines, workloads or
-search spaces: a difference is named and nothing is measured. Smaller differences are a note.
+In: what the run had found. Out: the run as it was then. A study never mixes machines, versions, workloads or search
+spaces: a difference is named, and nothing is measured.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 from loadtune.errors import ResultError
-from loadtune.records.answer import barred_by
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.run import Run
-from loadtune.run_file import Resumable
+from loadtune.run import Resumable, Run
 from loadtune.search.baseline import with_facts
 from loadtune.units import bytes_text, counted
 
@@ -30,30 +28,23 @@ _RESUMED = "This run was resumed"
 _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
 
 
-def restore(kept: Resumable, run: Run, *, reopen: bool) -> None:
+def restore(kept: Resumable, run: Run) -> None:
     """Put what was found before into `run`. Raises ResultError where this is not the same machine or the same job.
 
-    What had ended goes on where more trials or time are given now, or what failed once is to be asked again; with
-    `reopen` the search does in any case.
+    What had ended goes on where more trials or time are given now.
     """
-    _refuse_if(_differences(kept, run.config, run.host, run.device))
+    _refuse_if(_differences(kept, run))
     for each in fields(Resumable):
         if each.kw_only:  # the others are of this part
             setattr(run, each.name, getattr(kept, each.name))
-    run.earlier_versions += (kept.version,)
-    run.earlier_hostnames += (kept.host.hostname,)
-    run.num_before = len(run.trials)
-    if reopen or len(run.standing) < len(run.trials) or not (run.searched and run.searched.covers(run.config)):
+    run.is_resumed = True
+    if not (run.searched and run.searched.covers(run.config)):
         run.searched = None
-    failed = [(each.config, each.failure) for each in run.confirmed if each.failure is not None]
-    last = {each.config: each.failure for each in run.confirmed}
-    owed = {config for config, failure in last.items() if failure is not None} - barred_by(failed)
-    if owed or run.config.time_budget_s > (run.concluded_s or 0.0):
+    if run.config.time_budget_s > (run.concluded_s or 0.0):
         run.concluded_s = None
     run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
     before = counted(len(kept.trials), "trial")
     run.note(f"{_RESUMED}, with {before} measured before. The time taken is that of this part alone.")
-    run.note(*(note for ceiling in run.ceilings for note in ceiling.notes), *_notes(run))
 
 
 def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
@@ -69,39 +60,16 @@ def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
     _refuse_if(differences)
 
 
-def _notes(run: Run) -> list[str]:
-    notes = []
-    versions = _others(run.earlier_versions, run.version)
-    hosts = _others(run.earlier_hostnames, run.host.hostname)
-    if versions:
-        notes.append(
-            f"This run was begun with loadtune {versions} and continued with {run.version}. Figures of the two "
-            "versions may not be comparable."
-        )
-    if hosts and run.device.kind == "cpu":  # a GPU has a name of its own
-        notes.append(
-            f"This run was begun on {hosts} and continued on {run.host.hostname}, which looks like the same kind of "
-            "machine. If it is another one, run without --resume."
-        )
-    return notes
-
-
-def _others(then: tuple[str, ...], now: str) -> str:
-    """Each that is another, once."""
-    return ", ".join(dict.fromkeys(each for each in then if each != now))
-
-
-def _differences(kept: Resumable, config: TuneConfig, host: HostFacts, device: Device) -> list[str]:
-    asked = [field.name for field in fields(TuneConfig) if field.name not in _MAY_DIFFER]
-    found = _unlike(kept.device, device, ("kind", "uuid", "name")) + _of_another_machine(kept.host, host, device)
-    for name in asked:
-        then, now = getattr(kept.config, name), getattr(config, name)
-        if name == "yours" and kept.facts is not None:  # of a loader's own settings some may be given now
-            then, now = (with_facts(each, kept.facts) for each in (then, now))
-        if name in ("workload", "yours"):
-            found += _unlike(then, now, tuple(asdict(now)))
-        else:
-            found += _unlike(kept.config, config, (name,))
+def _differences(kept: Resumable, run: Run) -> list[str]:
+    found = [f"loadtune was {kept.version!r} and is {run.version!r}"] if kept.version != run.version else []
+    found += _unlike(kept.device, run.device, ("kind", "uuid", "name"))
+    found += _of_another_machine(kept.host, run.host, run.device)
+    then, now = kept.config, run.config
+    if kept.facts is not None:  # of a loader's own settings some may be given now
+        then, now = (replace(each, yours=with_facts(each.yours, kept.facts)) for each in (then, now))
+    names = tuple(field.name for field in fields(TuneConfig) if field.name not in {*_MAY_DIFFER, "workload", "yours"})
+    found += _unlike(then.workload, now.workload, tuple(asdict(now.workload)))
+    found += _unlike(then.yours, now.yours, tuple(asdict(now.yours))) + _unlike(then, now, names)
     return list(dict.fromkeys(found))  # a seed is the search's and the workload's
 
 
@@ -126,6 +94,6 @@ def _unlike(then: object, now: object, names: tuple[str, ...]) -> list[str]:
 def _refuse_if(differences: list[str]) -> None:
     if differences:
         raise ResultError(
-            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine and one "
-            "workload. Run without --resume; --warm-start tries the best configuration of another run first."
+            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine, one version"
+            " and one workload. Run without --resume."
         )

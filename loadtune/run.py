@@ -1,29 +1,35 @@
-"""A run: what it works with, what it has found so far, and how much time is left.
+"""A run: what it works with, what it has found so far, and how much time is left; on disk for ``--resume``.
 
 Filled stage by stage, shown to a listener, frozen into a `TuningResult` at any moment. The only mutable record: an
-interruption at any point leaves everything measured until then.
+interruption at any point leaves everything measured until then. ``run.json`` is written whole after each measurement.
+Beside ``study.db``, which keeps a figure a trial, it has the whole measurement, window by window.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from loadtune.changes.stack import Stack
-from loadtune.errors import LoadtuneError
+from loadtune.errors import LoadtuneError, ResultError
 from loadtune.limits.memory import MemoryProbe
-from loadtune.records.answer import Failed, barred_by
-from loadtune.records.config import Precision, Recipe, TrialConfig
-from loadtune.records.facts import HostFacts
-from loadtune.records.measurement import Measurement, Window
-from loadtune.records.result import Bottleneck, Finalist, Trial, TuningResult, Winner
+from loadtune.records.answer import Failed
+from loadtune.records.config import Precision, Recipe, TrialConfig, TuneConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure, Window
+from loadtune.records.memory import MemoryCeiling
+from loadtune.records.result import SCHEMA_VERSION, Bottleneck, Finalist, Remedies, Trial, TuningResult, Winner
 from loadtune.records.telemetry import Progress, Reading, Telemetry
-from loadtune.run_file import Resumable, write_run
+from loadtune.report.store import newest_with, read_record, write_whole
 from loadtune.seams import Clock, Listener, Sensor, Training
 
 T = TypeVar("T")
+
+RUN_FILE = "run.json"
 
 FINAL_SHARE = 0.23
 """Of the time budget, for the rounds of the final: no other stage takes it away, and they take no more. Three rounds
@@ -37,6 +43,63 @@ spare."""
 
 LAST_SHARE = 0.04
 """Of the time budget, for what comes after the final."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The search ended by itself, within this many trials and seconds."""
+
+    num_trials: int
+    time_budget_s: float
+    notes: tuple[str, ...] = ()
+
+    def covers(self, config: TuneConfig) -> bool:
+        """Whether no more is asked for than it had."""
+        return config.num_trials <= self.num_trials and config.time_budget_s <= self.time_budget_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """A run of the confirmation. Exactly one of measurement and failure is set."""
+
+    config: TrialConfig
+    measurement: Measurement | None = None
+    failure: TrialFailure | None = None
+
+
+@dataclass(slots=True)
+class Resumable:
+    """All of a run that is stored while it goes on. Fields as in `TuningResult`.
+
+    Those without a default are of its last part: since it began, or since it was resumed.
+    """
+
+    config: TuneConfig
+    host: HostFacts
+    device: Device
+    version: str
+    """Of loadtune."""
+    _: KW_ONLY
+    facts: WorkloadFacts | None = None
+    yours: TrialConfig | None = None
+    assumed: tuple[str, ...] = ()
+    recipes: tuple[RecipeChoice, ...] = ()
+    ceilings: list[MemoryCeiling] = field(default_factory=list)
+    compute_points: tuple[ComputePoint, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    """That are searched, as are `num_workers`."""
+    num_workers: tuple[int, ...] = ()
+    early_notes: tuple[str, ...] = ()
+    """Of before the first trial. The stages after it write theirs anew."""
+    trials: list[Trial] = field(default_factory=list)
+    searched: Searched | None = None
+    """None: the search has not ended, or goes on, as more is asked for."""
+    confirmed: list[Confirmed] = field(default_factory=list)
+    """In the order of the runs, since the last trial: before it, the finalists may have been others."""
+    concluded_s: float | None = None
+    """The time budget within which the confirmation ended by itself. None: it has not, or goes on."""
+    remedies: Remedies | None = None
+    """As the confirmation judged them."""
 
 
 @dataclass(slots=True)
@@ -53,14 +116,11 @@ class Run(Resumable):
     host_now: Callable[[], HostFacts]
     """Reads the machine anew: its memory changes while a run goes on."""
     listener: Listener | None = None
-    num_before: int = 0
-    """Trials of before the last resumption."""
+    is_resumed: bool = False
     probes: dict[Precision, MemoryProbe] = field(default_factory=dict)
     """Those whose ceiling is predicted, so that verifying it goes on from there. Empty after a resumption."""
     disturbed_repeats: int = 0
     """How many of the latest repeats in a row were disturbed by other processes too."""
-    lost_bytes: int = 0
-    """Of the GPU's memory, to other processes since the ceilings were found."""
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that were timed since this run began, or was resumed: the training need not compile
     them."""
@@ -87,20 +147,9 @@ class Run(Resumable):
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     @property
-    def is_resumed(self) -> bool:
-        return bool(self.earlier_versions)
-
-    @property
     def is_as_it_was(self) -> bool:
         """Whether the run goes on and nothing was begun yet: what lies in its folder says more than this."""
         return self.is_resumed and self.stage_name == "start"
-
-    @property
-    def standing(self) -> list[Trial]:
-        """The trials without those that failed before the run was resumed, and once: they are asked again."""
-        barred = barred_by(self.failed)
-        early = (trial for trial in self.trials[: self.num_before] if trial.failure is None or trial.config in barred)
-        return [*early, *self.trials[self.num_before :]]
 
     @property
     def tried(self) -> list[tuple[TrialConfig, Measurement]]:
@@ -116,10 +165,6 @@ class Run(Resumable):
     def timed(self) -> list[tuple[TrialConfig, Measurement]]:
         """All segments that were measured, of the search and of the final."""
         return self.tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
-
-    def free_gpu_bytes(self) -> int | None:
-        """Of the run's GPU, now. None: it is a CPU, or the driver does not say."""
-        return next((gpu.free_bytes for gpu in self.host_now().gpus if gpu.uuid == self.device.uuid), None)
 
     # Time
 
@@ -204,9 +249,7 @@ class Run(Resumable):
         listener = self.listener
         if listener is None:
             return
-        objective = self.config.objective
-        best_config, best = max(self.tried, key=lambda each: each[1].score(objective), default=(None, None))
-        by_energy = objective == "samples-per-joule"
+        best_config, best = max(self.tried, key=lambda each: each[1].score, default=(None, None))
         progress = Progress(
             stage=self.stage_name,
             message=message,
@@ -216,7 +259,6 @@ class Run(Resumable):
             config=self.running,
             current_samples_per_s=rate,
             best_samples_per_s=best.samples_per_s if best else None,
-            best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
             best_config=best_config,
             reading=self.latest(),
             has_gpu=self.device.kind == "cuda",
@@ -229,29 +271,28 @@ class Run(Resumable):
 
     def result(self) -> TuningResult:
         """Everything found until now."""
-        return TuningResult(
-            loadtune_version=self.version,
-            created=self.created,
-            seconds=self.clock.now() - self.started_s,
-            stage_seconds=dict(self.stage_seconds),
-            cut_short=self.cut_short,
-            interrupted_by=self.interrupted_by,
-            config=self.config,
-            host=self.host,
-            device=self.device,
-            facts=self.facts,
-            yours=self.yours,
-            assumed=self.assumed,
-            recipes=self.recipes,
-            ceilings=tuple(self.ceilings),
-            compute_points=self.compute_points,
-            batch_sizes=self.batch_sizes,
-            trials=tuple(self.trials),
-            finalists=self.finalists,
-            confirmed_whole=self.confirmed_whole,
-            best=self.best,
-            best_at_your_batch=self.best_at_your_batch,
-            bottleneck=self.bottleneck,
-            remedies=self.remedies,
-            notes=tuple(self.notes),
-        )
+        own: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(TuningResult)}
+        own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+        own |= {"schema_version": SCHEMA_VERSION, "loadtune_version": self.version}
+        own |= {"seconds": self.clock.now() - self.started_s, "stage_seconds": dict(self.stage_seconds)}
+        return TuningResult(**own)
+
+
+def write_run(run: Resumable, folder: Path) -> None:
+    """Return once ``run.json`` holds all of it. Raises ResultError; the file is then as it was."""
+    content = {"schema_version": SCHEMA_VERSION} | {each.name: getattr(run, each.name) for each in fields(Resumable)}
+    write_whole(folder / RUN_FILE, msgspec.json.encode(content) + b"\n", resumable=True)
+
+
+def read_run(folder: Path) -> Resumable:
+    """What the run in this folder found so far. Raises ResultError where that cannot be read, or is not there."""
+    return read_record(folder / RUN_FILE, Resumable, "run", or_else="run without --resume")
+
+
+def newest_run(out: Path) -> Path:
+    """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
+    found = newest_with(out, RUN_FILE)
+    if found is None:
+        why = f"there is no {RUN_FILE} in it or up to two folders below" if out.exists() else "it does not exist"
+        raise ResultError(f"{out} holds no run to resume: {why}. Give the folder of a run, or run without --resume.")
+    return found.parent

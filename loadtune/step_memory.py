@@ -5,27 +5,20 @@ nor study. The training measures; this process estimates, and creates no CUDA co
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.footprint.estimate import (
-    CUDA_CONTEXT_BYTES,
-    estimate_layers,
-    estimate_step,
-    largest_batch,
-    with_loss_if_it_applies,
-)
+from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_layers, estimate_step, largest_batch
 from loadtune.footprint.plan import StepPlan, plan_of_spec, varied
 from loadtune.records.config import PRECISIONS, Precision, Recipe, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.footprint import Checkpoint, FootprintReport, StepAccount, StepOptimizer, StepVariant, WhatIf
+from loadtune.records.footprint import FootprintReport, StepAccount, StepVariant, WhatIf
 from loadtune.records.measurement import TrialFailure
-from loadtune.report.footprint import OPTIMIZER_TEXT, checkpointed_text
+from loadtune.report.footprint import OPTIMIZER_TEXT
 from loadtune.report.wording import PRECISION_TEXT
-
-_STEP_OPTIMIZERS: tuple[StepOptimizer, ...] = ("sgd", "sgd_plain", "adamw")
+from loadtune.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +30,11 @@ class Wanted:
     memory_bytes: int | None = None
     """For which to estimate the largest batch. None: the free memory of the GPU that is measured on."""
     per_layer: bool = False
-    checkpoint: bool = False
     what_if: bool = False
-    checkpoint_segments: int | None = None
-    """For both of these. None: see `Checkpoint.segments`."""
 
     @property
     def given(self) -> StepVariant:
         return StepVariant(recipe=Recipe(precision=self.precision), batch_size=self.batch_size)
-
-    @property
-    def with_checkpoint(self) -> StepVariant:
-        return replace(self.given, checkpoint=Checkpoint(segments=self.checkpoint_segments))
 
 
 class Meter(Protocol):
@@ -62,48 +48,36 @@ class Meter(Protocol):
 def step_report(
     spec: WorkloadSpec, wanted: Wanted, open_meter: Callable[[], AbstractContextManager[Meter]] | None
 ) -> FootprintReport:
-    """Measured by what `open_meter` gives; None: estimated only. A step without a loss is always estimated.
+    """Measured by what `open_meter` gives; None: estimated only.
 
     Raises WorkloadError, NothingFitsError, TrainingError.
     """
-    plan = with_loss_if_it_applies(plan_of_spec(spec, wanted.precision), wanted.batch_size)
-    if open_meter is None or not plan.has_loss:
-        return _report(plan, spec, wanted, None)
-    with open_meter() as meter:
-        return _report(plan, spec, wanted, meter)
-
-
-def _report(plan: StepPlan, spec: WorkloadSpec, wanted: Wanted, meter: Meter | None) -> FootprintReport:
-    memory_bytes, context_bytes = wanted.memory_bytes, CUDA_CONTEXT_BYTES
-    if meter is not None and memory_bytes is None:  # what a training finds free is without its context
-        memory_bytes, context_bytes = meter.describe().memory_budget_bytes, 0
-    estimate = None
-    if meter is not None:
-        with suppress(WorkloadError):  # the forward pass depends on the values of tensors: shapes are not enough
-            estimate = estimate_step(plan, wanted.batch_size)
-    rows: Iterator[WhatIf] = iter(())
-    if wanted.what_if:
-        precisions = PRECISIONS if meter is None else meter.describe().precisions
-        images = plan.input_shape if plan.has_images else ()
-        rows = (
-            _row(plan, name, variant, meter, memory_bytes, context_bytes)
-            for name, variant in variants(wanted, spec.optimizer, images, precisions)
+    plan = plan_of_spec(spec, wanted.precision)
+    with nullcontext() if open_meter is None else open_meter() as meter:
+        memory_bytes, context_bytes = wanted.memory_bytes, CUDA_CONTEXT_BYTES
+        precisions, estimate = PRECISIONS, None
+        if meter is not None:
+            facts = meter.describe()
+            precisions = facts.precisions
+            if memory_bytes is None:  # what a training finds free is without its context
+                memory_bytes, context_bytes = facts.memory_budget_bytes, 0
+            with suppress(WorkloadError):  # the forward pass depends on the values of tensors: shapes are not enough
+                estimate = estimate_step(plan, wanted.batch_size)
+        asked = variants(wanted.given, spec.optimizer, precisions) if wanted.what_if else ()
+        return FootprintReport(
+            account=_found(plan, wanted.given, meter),
+            estimate=estimate,
+            layers=estimate_layers(plan, wanted.batch_size) if wanted.per_layer else (),
+            largest_batch=None if wanted.memory_bytes is None else largest_batch(plan, wanted.memory_bytes),
+            what_if=tuple(_row(plan, name, each, meter, memory_bytes, context_bytes) for name, each in asked),
+            memory_bytes=memory_bytes,
         )
-    return FootprintReport(
-        account=_found(plan, wanted.given, meter),
-        estimate=estimate,
-        checkpointed=_found(plan, wanted.with_checkpoint, meter) if wanted.checkpoint else None,
-        layers=estimate_layers(plan, wanted.batch_size) if wanted.per_layer else (),
-        largest_batch=None if wanted.memory_bytes is None else largest_batch(plan, wanted.memory_bytes),
-        what_if=tuple(rows),
-        memory_bytes=memory_bytes,
-    )
 
 
 def _found(plan: StepPlan, variant: StepVariant, meter: Meter | None) -> StepAccount:
     """Measured by the meter; without one, estimated from the plan, which has to be the variant's."""
     if meter is None:
-        return estimate_step(plan, variant.batch_size, variant.checkpoint)
+        return estimate_step(plan, variant.batch_size, checkpoint=variant.checkpoint)
     found = meter.account(variant)
     if isinstance(found, StepAccount):
         return found
@@ -115,22 +89,18 @@ def _found(plan: StepPlan, variant: StepVariant, meter: Meter | None) -> StepAcc
 
 
 def variants(
-    wanted: Wanted, optimizer: str, input_shape: tuple[int, ...], precisions: tuple[Precision, ...]
+    given: StepVariant, optimizer: str, precisions: tuple[Precision, ...]
 ) -> Iterator[tuple[str, StepVariant]]:
-    """(Name, step): the step as given, then with one thing changed at a time. Only (C, H, W) has an image size."""
-    given = wanted.given
+    """(Name, step): the step as given, then with one thing changed at a time."""
     named = next((text for name, text in OPTIMIZER_TEXT.items() if name == optimizer), optimizer)
     yield f"as given: {given.recipe.precision}, {named}", given
     for precision in precisions:
         if precision != given.recipe.precision:
             yield PRECISION_TEXT[precision], replace(given, recipe=replace(given.recipe, precision=precision))
-    for other in _STEP_OPTIMIZERS:
+    for other, text in OPTIMIZER_TEXT.items():
         if other != optimizer:
-            yield OPTIMIZER_TEXT[other], replace(given, optimizer=other)
-    yield "activation checkpointing", wanted.with_checkpoint
-    if len(input_shape) == 3:
-        for size in (input_shape[-1] // 2, 2 * input_shape[-1]):
-            yield f"{size}×{size} images", replace(given, image_size=size)
+            yield text, replace(given, optimizer=other)
+    yield "activation checkpointing", replace(given, checkpoint=True)
 
 
 def _row(
@@ -138,11 +108,12 @@ def _row(
 ) -> WhatIf:
     """What changes with this step, and the largest batch of it where the memory for it is known."""
     changed = varied(plan, variant)
-    row = WhatIf(name=name, peak_bytes=None, estimated=meter is None)
+    row = WhatIf(name=name, estimated=meter is None)
     try:
         found = _found(changed, variant, meter)
-        remark = None if found.checkpointed is None else f"{checkpointed_text(found.checkpointed)}."
-        row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s, remark=remark)
+        row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s)
+        if variant.checkpoint:
+            row = replace(row, remark=f"{counted(found.num_checkpointed_blocks, 'block')} checkpointed.")
     except (WorkloadError, NothingFitsError) as error:
         row = replace(row, remark=str(error))
     if memory_bytes is not None:

@@ -1,7 +1,6 @@
-"""Public fakes for every seam: a training with a known surface and memory line, a clock, a sensor.
+"""Fakes for every seam: a training with a known surface and memory line, a clock, a sensor.
 
-They make the whole tuner run in about a second with known answers, in loadtune's own tests and in those of anybody who
-builds on it. Nothing here touches a device, a process or the wall clock.
+They make the whole tuner run in about a second with known answers. Nothing here touches a device or a process.
 """
 
 import math
@@ -36,23 +35,16 @@ class FakeClock:
 
 @dataclass(slots=True)
 class FakeSensor:
-    """Always reads the same; with `power_w`, such as `FakeTraining.power_w`, the GPU has an energy counter too."""
+    """Always reads the same."""
 
     clock: FakeClock
     gpu_utilization_fraction: float | None = 0.8
-    power_w: Callable[[], float | None] = lambda: None
 
     def latest(self) -> Reading:
         return Reading(gpu_utilization_fraction=self.gpu_utilization_fraction)
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
-        seconds, power_w = end_s - start_s, self.power_w()
-        return Telemetry(
-            seconds=seconds,
-            gpu_utilization_fraction=self.gpu_utilization_fraction,
-            gpu_power_w=power_w,
-            gpu_energy_j=None if power_w is None else power_w * seconds,
-        )
+        return Telemetry(seconds=end_s - start_s, gpu_utilization_fraction=self.gpu_utilization_fraction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +70,6 @@ class Surface:
     fixed_bytes: int = GIB
     bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
     budget_bytes: int = 139 * GIB
-    idle_w: float = 120.0
-    full_w: dict[Precision, float] = field(default_factory=lambda: {"fp32": 600.0, "fp16": 700.0, "bf16": 480.0})
-    """Power of the GPU's board while it waits, and while it computes all the time."""
     quiet_share: float = 0.95
     """Of the budget: above it the allocator has to try again in every step."""
 
@@ -103,11 +92,6 @@ class Surface:
         compute = self.compute_rate(config.recipe, config.batch_size)
         ahead = compute if config.loader.pin_memory else min(compute, self.pageable_per_s)
         return 1 - self.training_rate(config) / ahead
-
-    def power_w(self, config: TrialConfig) -> float:
-        """Of the board, mean over training: between idle and full by the share of time in which it computes."""
-        busy = self.training_rate(config) / self.compute_rate(config.recipe, config.batch_size)
-        return self.idle_w + busy * (self.full_w[config.precision] - self.idle_w)
 
     def peak_bytes(self, precision: Precision, batch_size: int) -> int:
         return int(self.fixed_bytes + self.bytes_per_sample[precision] * batch_size)
@@ -143,8 +127,6 @@ class FakeTraining:
     prepare_s: float = 1.0
     """What a training run takes before its first window."""
     requests: list[tuple[str, int]] = field(default_factory=list)
-    trained: TrialConfig | None = None
-    """The last configuration that was."""
     until_s: float = math.inf
     """When requests end, as `finish_by` set it."""
 
@@ -168,10 +150,6 @@ class FakeTraining:
         self.clock.spend(max(0.0, min(seconds, left_s)))
         if left_s <= seconds:
             raise OutOfTimeError("The time budget ended.", phase=phase)
-
-    def power_w(self) -> float | None:
-        """Of the board during the last run of training."""
-        return None if self.trained is None else self.surface.power_w(self.trained)
 
     def describe(self) -> WorkloadFacts:
         return self.facts or fake_facts(self.surface)
@@ -225,7 +203,6 @@ class FakeTraining:
             return _too_small("training")
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
-        self.trained = config
         self._compile(config.recipe, config.batch_size)
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         gain = math.prod(self.remedy_gains.get(name, 1.0) for name in config.remedies)

@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING, Any
 from loadtune import __version__
 from loadtune.bottleneck import name_bottleneck
 from loadtune.calibration import calibrate, start, verify_memory
-from loadtune.errors import DeviceError, OutOfTimeError, ResultError, UsageError
+from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
-from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
+from loadtune.final.doubts import note_loading
+from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
 from loadtune.objects import Job, asked, refuse_recursion
 from loadtune.options import in_python, python_names
 from loadtune.records.config import LiveObjects, TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Progress, Telemetry
+from loadtune.records.telemetry import Progress
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
 from loadtune.resuming import restore
-from loadtune.run import Run
-from loadtune.run_file import RUN_FILE, read_run
+from loadtune.run import RUN_FILE, Run, read_run
 from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.search.searching import changes, hung, study
-from loadtune.search.span import space
+from loadtune.search.space import search_space
 from loadtune.training import TrainingClient
-from loadtune.trends import tell_growth, tell_source
-from loadtune.units import bytes_text, counted, seconds_text
+from loadtune.units import counted, seconds_text
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +47,9 @@ def tune(
     loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
     step: Callable[[Any], Callable[[Any], Any]] | str | None = None,
-    config: TuneConfig | None = None,
     folder: Path | None = None,
     listener: Listener | None = None,
     resume: bool = False,
-    reopen: bool = False,
     **settings: Any,
 ) -> TuningResult:
     """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
@@ -67,17 +64,15 @@ def tune(
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
     step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
         optimizer. It is not changed: only the loader is tuned.
-    settings: every option of ``loadtune run`` that is a field of `WorkloadSpec`, `YourSettings` or `TuneConfig`:
-        ``batch_size=64, precision="bf16", time_budget_s=120``. docs/options.md lists them.
-    config: the same in one record. It can also name what is not passed here; beside objects the default names
-        ``FakeData`` and ``resnet50`` do not count. None: the defaults.
+    settings: every option of ``loadtune run`` that has a name in Python: ``batch_size=64, precision="bf16",
+        time_budget_s=120``. docs/options.md lists them.
     listener: called with the progress of the run. None: warnings and the folder are written to stderr.
 
     Parts can be names, too: ``model="resnet50"``, ``dataset="train.py:make_dataset"``. The training process works on
-    copies of the objects, made by pickling. `folder` defaults to a new one below ``config.out``. With `resume` the run
+    copies of the objects, made by pickling. `folder` defaults to a new one below ``out``. With `resume` the run
     in `folder` continues, up to ``num_trials`` trials in all; a run of objects needs the same objects again. A search
-    that had ended continues only if the trials or the time budget were raised, or `reopen` is set. A run that cannot be
-    resumed is left unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted from this
+    that had ended continues only if the trials or the time budget were raised. A run that cannot be resumed is left
+    unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted from this
     call: the result says so and contains only what was confirmed. Raises LoadtuneError for an error that the user can
     correct, OutOfTimeError where time ended before a trial was measured.
     """
@@ -87,8 +82,8 @@ def tune(
     parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
     parts |= {"loss": loss, "optimizer": optimizer, "step": step}
     with python_names():
-        found, objects = asked(parts, config, settings)
-        return tune_config(found, folder, listener, objects=objects, resume=resume, reopen=reopen)
+        found, objects = asked(parts, settings)
+        return tune_config(found, folder, listener, objects=objects, resume=resume)
 
 
 def tune_config(
@@ -98,41 +93,26 @@ def tune_config(
     *,
     objects: LiveObjects | None = None,
     resume: bool = False,
-    reopen: bool = False,
 ) -> TuningResult:
     """`tune` of a config that was checked."""
     host = read_host()
     rank = rank_facts(host, config.ranks_per_node)
     cores, device = rank_cores(rank, config.ranks_per_node), choose_device(host, config.device)
-    on_cpu = device.kind == "cpu"
-    if config.objective == "samples-per-joule":
-        _check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
-    # The end of the time budget is another limit on every request, whatever this says.
-    hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
     with run_folder(folder, Path(config.out), config.workload.label) as folder:
         training = TrainingClient(
             config.workload,
             device,
             log_path=folder / LOG_FILE,
-            hang_s=hang_s,
+            hang_s=min(120.0, max(30.0, 0.2 * config.time_budget_s)),  # the time budget ends each request, too
             objects=objects,
-            max_memory_bytes=rank.ram_available_bytes if cores and on_cpu else config.max_gpu_memory_bytes,
+            max_memory_bytes=rank.ram_available_bytes
+            if cores and device.kind == "cpu"
+            else config.max_gpu_memory_bytes,
             cores=cores,
         )
         with training, Sampler(device, lambda: training.pid, rank.num_usable_cores, cores=cores) as sensor:
-            result = tune_on(
-                training,
-                sensor,
-                MonotonicClock(),
-                config,
-                host,
-                device,
-                folder,
-                listener or _warn,
-                read_host,
-                resume=resume,
-                reopen=reopen,
-            )
+            clock, told = MonotonicClock(), listener or _warn
+            result = tune_on(training, sensor, clock, config, host, device, folder, told, read_host, resume=resume)
     if listener is None:
         _say(f"the result and its report are in {folder}")
     return result
@@ -161,7 +141,6 @@ def tune_on(
     host_now: Callable[[], HostFacts] | None = None,
     *,
     resume: bool = False,
-    reopen: bool = False,
 ) -> TuningResult:
     """`tune` over any training, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
 
@@ -177,9 +156,12 @@ def tune_on(
         run = Run(config, rank, device, __version__, clock, training, sensor, folder, rank_now, listener)
         training.finish_by(clock.now() + run.left_s)
         if resume:
-            restore(read_run(folder), run, reopen=reopen)
+            restore(read_run(folder), run)
         if ranks > 1:
-            run.note(_rank_text(ranks, rank, host))
+            run.note(
+                f"This run is one rank of {ranks}: it has {rank.num_usable_cores} of"
+                f" {counted(host.num_usable_cores, 'usable core')}. The other ranks did not run."
+            )
         run.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
         try:
             _tell(run)
@@ -190,32 +172,6 @@ def tune_on(
                     _keep(run)
             raise
         return _keep(run)
-
-
-def _rank_text(ranks: int, rank: HostFacts, host: HostFacts) -> str:
-    return (
-        f"This run is one rank of {ranks}: it has {rank.num_usable_cores} of "
-        f"{counted(host.num_usable_cores, 'usable core')}, {bytes_text(rank.ram_limit_bytes)} of "
-        f"{bytes_text(host.ram_limit_bytes)} RAM, and {bytes_text(rank.shm_total_bytes)} of "
-        f"{bytes_text(host.shm_total_bytes)} /dev/shm. The other ranks did not run. Where they share a disk or a "
-        "network, loading may be slower."
-    )
-
-
-def _check_energy(device: Device, seen: Callable[[], Telemetry]) -> None:
-    """Raise DeviceError where the GPU's energy counter cannot be read. `seen` is what can be had of the machine now."""
-    if device.kind != "cuda":
-        why = f"{device.name} is not a GPU"
-    else:
-        telemetry = seen()
-        if telemetry.gpu_energy_j is not None:
-            return
-        missing = telemetry.missing.get("gpu_energy_j", "the driver does not say why")
-        why = f"{device.name} has none that can be read: {missing}"
-    raise DeviceError(
-        f"--objective samples-per-joule needs the energy counter of a GPU, but {why.rstrip('.')}. NVIDIA GPUs since "
-        "Volta have one. Choose such a GPU with --device, or leave --objective out."
-    )
 
 
 def _tell(run: Run) -> None:
@@ -234,50 +190,32 @@ def _tell(run: Run) -> None:
 
 def ended_text(run: Run, end: OutOfTimeError) -> str:
     """Why the run was cut short. A larger budget is advised only where nothing hung."""
-    budget, failed = seconds_text(run.config.time_budget_s), hung(run)
+    ended, failed = f"the time budget of {seconds_text(run.config.time_budget_s)} ended", hung(run)
     if end.stuck is not None:
         return (
-            f"the time budget of {budget} ended: {end.stuck}. Every sample has to return or raise: look for a lock, a "
-            f"download or a read without a timeout. The stacks are at the end of {run.folder / LOG_FILE}"
+            f"{ended}: {end.stuck}. Every sample has to return or raise: look for a lock, a download or a read without"
+            f" a timeout. The stacks are at the end of {run.folder / LOG_FILE}"
         )
     if failed:
-        last = failed[-1].message.rstrip(".")
-        return f"the time budget of {budget} ended after {counted(len(failed), 'trial')} hung: {last}"
-    if run.facts is None:
-        return (
-            f"the time budget of {budget} ended before the workload was built and had trained a first step. Importing "
-            "torch and the workload's own code counts. Give a larger --time-budget"
-        )
+        return f"{ended} after {counted(len(failed), 'trial')} hung: {failed[-1].message.rstrip('.')}"
     if not any(trial.measurement for trial in run.trials):
         return (
-            f"the time budget of {budget} ended before anything was measured. The workload took "
-            f"{seconds_text(run.stage_seconds.get('start', 0.0))} to build. Give a larger --time-budget"
+            f"{ended} before anything was measured. The start took {seconds_text(run.stage_seconds.get('start', 0.0))};"
+            " importing torch and the workload's own code counts. Give a larger --time-budget"
         )
     stage = "confirmation" if run.stage_name == "confirm" else f"{run.stage_name} stage"
-    return f"the time budget of {budget} ended in the {stage}. A larger --time-budget lets the run finish"
+    return f"{ended} in the {stage}. A larger --time-budget lets the run finish"
 
 
 def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
-    _note_overrun(run)
-    run.aside("Whether memory grows was not found out", lambda: tell_growth(run))
-    run.aside("Where samples came from was not found out", lambda: tell_source(run))
+    run.aside("Where samples came from was not found out", lambda: note_loading(run))
     before = result_in(run.folder) if run.is_resumed and run.best is None else None
     if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else f" {RUN_FILE} has what was measured since, for the next --resume."
         run.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
         return run.result()
     return run.result() if run.is_as_it_was else _write(run)
-
-
-def _note_overrun(run: Run) -> None:
-    """Say so where a run took longer than it was given: requests end in time, ending their process may take seconds."""
-    spent, budget = seconds_text(run.config.time_budget_s - run.left_s), seconds_text(run.config.time_budget_s)
-    if run.left_s >= 0 or spent == budget:
-        return
-    longest = sorted(run.stage_seconds.items(), key=lambda stage: -stage[1])[:2]
-    named = " and ".join(f"{name} ({seconds_text(seconds)})" for name, seconds in longest)
-    run.note(f"The run took {spent}, more than its time budget of {budget}. The longest stages were {named}.")
 
 
 def _write(run: Run) -> TuningResult:
@@ -302,7 +240,7 @@ def story(run: Run) -> None:
     """
     facts = start(run)
     recipes = calibrate(run, facts)
-    searched = space(run, facts, recipes)
+    searched = search_space(run, facts, recipes)
     search = study(run, facts, searched)
     searched = changes(run, facts, search)
     if searched.codes:

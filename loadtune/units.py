@@ -27,11 +27,6 @@ def count_text(count: int | None) -> str:
     return f"{_figures(number)} T"
 
 
-def efficiency_text(samples_per_joule: float | None) -> str:
-    """Samples for a joule: ``8.4 samples/J``."""
-    return MISSING if samples_per_joule is None else f"{_figures(samples_per_joule)} samples/J"
-
-
 def counted(number: float, noun: str) -> str:
     """So many of them: ``1 trial``, ``12 trials``, ``2 classes``, ``1,200 samples``."""
     plural = noun if number == 1 else f"{noun}es" if noun.endswith(("s", "ch", "x")) else f"{noun}s"
@@ -79,11 +74,6 @@ def seconds_text(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def watts_text(watts: float | None) -> str:
-    """``512 W``."""
-    return MISSING if watts is None else f"{watts:.0f} W"
 
 
 def ratio_text(ratio: float | None) -> str:

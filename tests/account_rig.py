@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset
 
 from loadtune.footprint.account import Event, Mark
 from loadtune.footprint.estimate import estimate_step
@@ -44,14 +43,6 @@ class Blocks(nn.Sequential):
         super().__init__(nn.Sequential(*blocks), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 3))
 
 
-class Deep(nn.Sequential):
-    """16 layers after one another, without blocks."""
-
-    def __init__(self):
-        layers = (layer for _ in range(7) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()))
-        super().__init__(*layers, nn.Flatten(), nn.Linear(192, 3))
-
-
 class Uncalled(nn.Module):
     """Uses a layer's parameters without calling the layer."""
 
@@ -77,18 +68,8 @@ class Autoencoder(nn.Sequential):
         super().__init__(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(6, 3, 4, 2, 1))
 
 
-class ImagePairs(Dataset):
-    """The target is an image as well."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
-
-
 class FakeBooks(TorchDispatchMode):
-    """`loadtune.training.allocator_log.AllocatorLog`."""
+    """`loadtune.training.account.AllocatorLog`."""
 
     device = torch.device("cpu")
 
@@ -158,7 +139,7 @@ class FakeBooks(TorchDispatchMode):
 
 
 class FakeMeter:
-    """`loadtune.step_memory.Meter`: finds a tenth more than shapes say, and has no room for large images."""
+    """`loadtune.step_memory.Meter`: finds a tenth more than shapes say, and has no room for AdamW."""
 
     def __init__(self, spec):
         self._plan = plan_of_spec(spec)
@@ -167,9 +148,9 @@ class FakeMeter:
         return replace(fake_facts(Surface()), precisions=("fp32", "bf16"), memory_budget_bytes=8 * GIB)
 
     def account(self, asked):
-        if asked.image_size is not None and asked.image_size > 8:
+        if asked.optimizer == "adamw":
             return TrialFailure(kind="oom", phase="warm-up", message="no room.")
-        found = estimate_step(varied(self._plan, asked), asked.batch_size, asked.checkpoint)
+        found = estimate_step(varied(self._plan, asked), asked.batch_size, checkpoint=asked.checkpoint)
         lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
         return replace(
             found,

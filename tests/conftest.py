@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,17 +27,6 @@ def pytest_collection_finish():
     """What was imported stays: each collection would look through all of it, half a second in a process with torch."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def compile_callbacks_end_with_their_test():
-    """A training process that a test runs in here keeps its callbacks as long as it lives: another test's compiling
-    would call them."""
-    yield
-    callbacks = sys.modules.get("torch._dynamo.callback")
-    if callbacks is not None:
-        callbacks.callback_handler.start_callbacks.clear()
-        callbacks.callback_handler.end_callbacks.clear()
 
 
 @pytest.fixture

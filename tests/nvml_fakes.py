@@ -60,9 +60,6 @@ class FakeNvml:
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
         return UUIDS[2]
 
-    def nvmlDeviceGetMigMode(self, handle):
-        return [0, 0]
-
     def nvmlDeviceGetUUID(self, handle):
         return handle
 
@@ -72,11 +69,7 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle):
         return "NVIDIA H200"
 
-    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        if version is None:
-            return SimpleNamespace(total=1000, free=700, used=300)
-        if version in self.refusing:
-            raise FakeNvmlError(self.error)
+    def nvmlDeviceGetMemoryInfo(self, handle, version):
         return SimpleNamespace(version=version, total=1000, reserved=40, free=700, used=260)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
@@ -96,22 +89,6 @@ class FakeNvml:
         if handle == MIG:
             raise FakeNvmlError(NOT_SUPPORTED)
         return SimpleNamespace(gpu=25, memory=5)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return (9, 0)
-
-    def nvmlDeviceGetNumGpuCores(self, handle):
-        if handle == MIG:
-            raise FakeNvmlError(NOT_SUPPORTED)
-        return 132 * 128
-
-    def nvmlDeviceGetAttributes(self, handle):
-        if handle != MIG:
-            raise FakeNvmlError(NOT_SUPPORTED)
-        return SimpleNamespace(multiprocessorCount=16)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 350_000
 
 
 class BrokenNvml:

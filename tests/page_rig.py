@@ -1,10 +1,12 @@
-"""Results for the report page: the golden one, and one of as many trials as a test asks for."""
+"""Results for the report: the golden one, and others made of it; exported forms as the modules they are."""
 
+import importlib.util
 import random
 from dataclasses import replace
 from pathlib import Path
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import Device
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import (
@@ -121,3 +123,31 @@ def cut_short() -> TuningResult:
         golden(), cut_short="interrupted by Ctrl-C", trials=(), finalists=(), ceilings=(), compute_points=(),
         best=None, best_at_your_batch=None, bottleneck=None, facts=None, yours=None,
     )  # fmt: skip
+
+
+def on_cpu(*, num_workers=0, precision="fp32", channels_last=False, fused=False, optimizer="sgd", compiled=False):
+    """The kept result, as if a CPU had this winner."""
+    kept = golden()
+    recipe = Recipe(
+        precision=precision,
+        memory_format="channels_last" if channels_last else "contiguous",
+        fused_optimizer=fused,
+        compile=compiled,
+    )
+    config = TrialConfig(loader=LoaderConfig(batch_size=8, num_workers=num_workers, prefetch_factor=3), recipe=recipe)
+    return replace(
+        kept,
+        device=Device(kind="cpu", name="cpu"),
+        config=replace(kept.config, workload=replace(kept.config.workload, optimizer=optimizer)),
+        best=replace(kept.best, config=config),
+    )
+
+
+def imported(text, folder, name="handed"):
+    """Written to a file and imported, as a user would."""
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -33,14 +33,11 @@ def tune_fake(
     device: Device = GPU,
     host_now: Callable[[], HostFacts] | None = None,
     resume: bool = False,
-    reopen: bool = False,
     sensor: FakeSensor | None = None,
 ) -> TuningResult:
     sensor, clock = sensor or FakeSensor(training.clock), training.clock
     config, host = config or ALL_TRIALS, host or fake_host()
-    return tune_on(
-        training, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen
-    )
+    return tune_on(training, sensor, clock, config, host, device, folder, listener, host_now, resume=resume)
 
 
 @cache

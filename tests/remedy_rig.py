@@ -51,7 +51,6 @@ def situation(
     plain: dict[str, Any] = {
         "spec": WorkloadSpec(),
         "device": GPU,
-        "ram_bytes": 1 << 33,
     }
     config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)
     return Situation(config=config, facts=replace(FACTS, **(facts or {})), **(plain | given))

@@ -5,7 +5,6 @@ import itertools
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import Trial
-from loadtune.records.telemetry import Telemetry
 from loadtune.report.store import write_whole
 from loadtune.search.space import SearchSpace
 from loadtune.search.study import OptunaStudy
@@ -13,7 +12,7 @@ from loadtune.search.study import OptunaStudy
 MEASURED_PER_S = 900.0
 
 
-def begun_study(folder, objective="samples-per-s"):
+def begun_study(folder):
     """Number 0 was measured, 1 cannot run, 2 still runs."""
     space = SearchSpace(
         batch_sizes=(16, 32, 64),
@@ -27,7 +26,7 @@ def begun_study(folder, objective="samples-per-s"):
     def save(content):
         write_whole(folder / "study.db", content())
 
-    study = OptunaStudy(space, save, objective=objective)
+    study = OptunaStudy(space, save)
     study.ask(next(configs))
     study.tell(trial(0, MEASURED_PER_S))
     study.ask(next(configs))
@@ -47,5 +46,4 @@ def trial(number: int, rate: float | None) -> Trial:
 
 def measured(rate: float) -> Measurement:
     windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
-    drawn = Telemetry(seconds=1.0, gpu_energy_j=100.0)
-    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0, telemetry=drawn)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0)

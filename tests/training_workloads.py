@@ -13,7 +13,7 @@ import time
 import PIL.Image
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from loadtune.training import memory as bench_memory
 from loadtune.training.memory import CpuMemory
@@ -196,11 +196,6 @@ class OddShapes(Images):
 class Empty(Images):
     def __len__(self):
         return 0
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(())
 
 
 def no_dataset():

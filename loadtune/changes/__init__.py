@@ -1,4 +1,4 @@
-"""Changes of the user's code, outside of DataLoader's arguments. A new one is a class here, and one line below.
+"""Changes of the user's code, outside of DataLoader's arguments. A new one is a class in `remedies`, and a line below.
 
 Needs no torch: methods that run in the training process import it when they are called.
 """
@@ -6,21 +6,12 @@ Needs no torch: methods that run in the training process import it when they are
 from collections.abc import Sequence
 
 from loadtune.changes.base import FEWEST_EXAMINED, NotApplicableError, Remedy, Situation, num_examined
-from loadtune.changes.decoding import DraftDecoding
-from loadtune.changes.fetching import BatchedFetch, Cached
-from loadtune.changes.recipe import FusedOptimizer
-from loadtune.changes.transfer import Uint8Transfer
-from loadtune.changes.workers import OpencvThreads
+from loadtune.changes.remedies import BatchedFetch, DraftDecoding, FusedOptimizer, OpencvThreads, Uint8Transfer
 
-_ALL: tuple[Remedy, ...] = (
-    DraftDecoding(),
-    Uint8Transfer(),
-    BatchedFetch(),
-    FusedOptimizer(),
-    OpencvThreads(),
-    Cached(),
-)
-REMEDIES: dict[str, Remedy] = {remedy.name: remedy for remedy in _ALL}
+REMEDIES: dict[str, Remedy] = {
+    remedy.name: remedy
+    for remedy in (DraftDecoding(), Uint8Transfer(), BatchedFetch(), FusedOptimizer(), OpencvThreads())
+}
 """By name, in the order in which they are applied where several are combined."""
 
 

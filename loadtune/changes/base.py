@@ -41,18 +41,12 @@ class Situation:
     spec: WorkloadSpec
     facts: WorkloadFacts
     device: Device
-    ram_bytes: int
-    """Of RAM that is available."""
     precisions: tuple[Precision, ...] = ()
     """That the search could choose."""
 
     @property
     def on_gpu(self) -> bool:
         return self.device.kind == "cuda"
-
-    def has(self, *names: str) -> bool:
-        """Whether the configuration has one of these remedies."""
-        return not set(names).isdisjoint(self.config.remedies)
 
 
 class Remedy:
@@ -64,16 +58,9 @@ class Remedy:
     """What to do, in a few words."""
     changes: str = "nothing"
     """What changes for training. Measured differences of samples are added."""
-    lines: str = ""
-    """Lines of Python to paste, where they are the same for every job."""
-    loads: bool = False
-    """Whether it changes what is loaded. The training process then compares samples and times loading."""
-    same_samples: bool = True
-    """Whether it loads the same samples by the same indices, so that they can be compared."""
-    only_predicted: bool = False
-    """Tried with ``--remedies all`` alone."""
-    changes_recipe: bool = False
-    """Whether it changes what only concerns compute. Its steps are then timed without a loader before it is tried."""
+    loads: bool = True
+    """Whether it changes what is loaded: the training process then compares samples and times loading. False: it
+    changes what only concerns compute, and its steps are timed without a loader before it is tried."""
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         """The configuration to try, without this remedy's name in it. None: it does not apply."""
@@ -99,7 +86,7 @@ class Remedy:
         """
         before, after = seen.before, seen.after
         if before is None or after is None:
-            return job if self.changes_recipe else None
+            return None if self.loads else job
         wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
         cpu_s = job.sample_cpu_s * after.sample_cpu_s / before.sample_cpu_s
         waited, waits = before.sample_s - before.sample_cpu_s, after.sample_s - after.sample_cpu_s
@@ -116,9 +103,9 @@ class Remedy:
         )
 
     def own_code(self, workload: "Workload") -> str:
-        """Lines of Python to paste that depend on the job; asked in the training process, of the job without it."""
+        """Lines of Python to paste; asked in the training process, of the job without the remedy."""
         return ""
 
     def code(self, situation: Situation, seen: Examined) -> str:
-        """Lines of Python to paste. ``seen.code`` is what `own_code` returned."""
-        return seen.code or self.lines
+        """The same with the settings of the configuration. ``seen.code`` is what `own_code` returned."""
+        return seen.code

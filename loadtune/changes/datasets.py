@@ -1,27 +1,33 @@
-"""A job's dataset, behind any number of `Subset`, its transform and its batches: read, taken apart and replaced.
+"""A job's dataset, behind any number of `Subset`, its files, transform and batches: read, taken apart and replaced.
 
-Torch's side; imported late.
+Torch's side; imported late. What a worker calls is a function of this module, so that it pickles.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Subset, default_convert
 from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
+from torchvision.transforms.functional import pil_to_tensor
 
 from loadtune.changes.base import NotApplicableError
 from loadtune.workload import (
     Batch,
+    ToRgb,
     Workload,
     collate_samples,
     fetch_samples,
     is_pair,
-    map_tensors,
     structure_text,
     tensors_of,
 )
@@ -32,23 +38,13 @@ def batch_of(workload: Workload, indices: Sequence[Any]) -> Batch:
     loader = workload.loader
     if loader.batched_fetch:
         return default_convert(loader.dataset[indices])  # type: ignore[no-untyped-call]
-    samples = fetch_samples(loader.dataset, indices)
-    return collate_samples(samples, indices, any_target=True, any_structure=True, collate=loader.collate_fn)
+    return collate_samples(fetch_samples(loader.dataset, indices), loader.collate_fn)
 
 
 def small_batch(workload: Workload) -> Batch:
     """A batch of the first two samples."""
     drawn = workload.epoch.indices
     return batch_of(workload, [drawn[at % len(drawn)] for at in range(2)])
-
-
-def pair_of_tensors(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """A small batch, where it is (inputs, targets), which the lines to paste take apart. Raises NotApplicableError."""
-    batch = small_batch(workload)
-    if not is_pair(batch) or not all(isinstance(part, torch.Tensor) for part in batch):
-        raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
-    inputs, targets = batch
-    return inputs, targets
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -58,15 +54,7 @@ def equal(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class OnInputs:
-    """Changes the first tensor of a batch, and no other."""
-
-    change: Callable[[torch.Tensor], torch.Tensor]
-
-    def __call__(self, batch: Batch) -> Batch:
-        waiting = [self.change]
-        return map_tensors(batch, lambda tensor: waiting.pop()(tensor) if waiting else tensor)
+# The transform
 
 
 def owner_of(dataset: Any) -> Any:
@@ -82,27 +70,29 @@ def steps_of(dataset: Any) -> list[Any]:
     return list(transform.transforms) if isinstance(transform, (v1.Compose, v2.Compose)) else [transform]
 
 
-def with_owner(workload: Workload, *, steps: Sequence[Any] | None = None, read: Any = None) -> Workload:
-    """The same job over a changed copy of the dataset that loads samples. The user's own stays as it is.
-
-    ``steps``: of its transform from now on. ``read``: its reader of files. None: as it is.
-    """
+def with_attributes(workload: Workload, **attributes: Any) -> Workload:
+    """The same job over a copy of the dataset that loads samples, changed. The user's own stays as it is."""
 
     def changed(dataset: Any) -> Any:
         made = copy.copy(dataset)
         if isinstance(dataset, Subset):
             made.dataset = changed(dataset.dataset)
             return made
-        if read is not None:
-            made.loader = read
-        if steps is not None:
-            compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
-            made.transform = compose(list(steps))
-            if _has_second(made):
-                made.transforms = StandardTransform(made.transform, getattr(made, "target_transform", None))
+        for name, value in attributes.items():
+            setattr(made, name, value)
         return made
 
     return replace(workload, loader=replace(workload.loader, dataset=changed(workload.dataset)))
+
+
+def with_steps(workload: Workload, steps: Sequence[Any]) -> Workload:
+    """The same job with a transform of these steps."""
+    owner = owner_of(workload.dataset)
+    compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
+    made = {"transform": compose(list(steps))}
+    if _has_second(owner):
+        made["transforms"] = StandardTransform(made["transform"], getattr(owner, "target_transform", None))
+    return with_attributes(workload, **made)
 
 
 def _has_second(dataset: Any) -> bool:
@@ -131,3 +121,117 @@ def transform_lines(dataset: Any, steps: Sequence[str]) -> list[str]:
     path = path_of(dataset)
     second = f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"
     return [f"{path}.transform = Compose([{', '.join(steps)}])", *([second] if _has_second(dataset) else [])]
+
+
+# JPEG files at a reduced size
+
+ENOUGH = 1.5
+"""Times the size of a sample that a reduced image keeps at least, since a crop takes only a part of it."""
+
+NUM_FILES = 8
+"""From all over the dataset, of which one at least has to be large enough to be reduced."""
+
+
+def files_of(dataset: Any) -> list[str]:
+    """Of an image folder that Pillow decodes. Raises NotApplicableError where the dataset is none."""
+    owner = owner_of(dataset)
+    if not isinstance(owner, DatasetFolder) or owner.loader not in (default_loader, pil_loader):
+        raise NotApplicableError("the dataset is no ImageFolder that reads its files with Pillow")
+    return [path for path, _ in owner.samples]
+
+
+def scales_first(steps: Sequence[Any]) -> bool:
+    """Whether the first step that changes a picture scales it to a size of its own, whatever size the picture had."""
+    scaling = (v1.Resize, v1.RandomResizedCrop, v2.Resize, v2.RandomResizedCrop)
+    return isinstance(next((step for step in steps if not isinstance(step, (ToRgb, v2.ToImage))), None), scaling)
+
+
+def reduced_size(workload: Workload) -> int:
+    """Height and width in pixels below which no image is reduced."""
+    images = next(tensors_of(small_batch(workload)))
+    return round(ENOUGH * max(images.shape[-2:]))
+
+
+def are_reduced(paths: Sequence[str], size: int) -> bool:
+    """Whether Pillow decodes one of these files at a reduced size; some from all over the dataset are looked at."""
+    seen = paths[:: max(1, len(paths) // NUM_FILES)]
+    return any(pil_loader(path).size != read_reduced(size, path).size for path in seen)
+
+
+def read_reduced(size: int, path: str) -> Any:
+    """The image at about this height and width in pixels, as `partial` makes a loader of an ImageFolder of it."""
+    with Image.open(path) as image:
+        image.draft("RGB", (size, size))
+        return image.convert("RGB")
+
+
+def read_whole(size: int, path: str) -> Any:
+    """Decodes all pixels, and makes the image as small as `read_reduced` does."""
+    whole, reduced = pil_loader(path), read_reduced(size, path).size
+    return whole if reduced == whole.size else whole.resize(reduced, Image.Resampling.BOX)
+
+
+# Bytes and floats
+
+
+class Ending(NamedTuple):
+    """How a transform ends: in floats, perhaps normalised."""
+
+    head: list[Any]
+    """The steps before floats are made."""
+    makes_tensors: bool
+    """Whether the step that makes floats also makes the tensor, as ToTensor does."""
+    mean: tuple[float, ...]
+    """Of each channel. Empty: nothing is normalised."""
+    std: tuple[float, ...]
+
+
+def ending_of(steps: list[Any]) -> Ending:
+    """Raises NotApplicableError where the transform ends otherwise."""
+    *rest, last = steps or [None]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    if isinstance(last, (v1.Normalize, v2.Normalize)) and rest:
+        mean, std = (tuple(float(value) for value in np.ravel(values)) for values in (last.mean, last.std))
+        *rest, last = rest
+    makes_tensors = isinstance(last, v1.ToTensor)
+    scales = isinstance(last, v1.ConvertImageDtype) or (isinstance(last, v2.ToDtype) and last.scale)
+    if makes_tensors or (scales and last.dtype == torch.float32):
+        return Ending(rest, makes_tensors, mean, std)
+    raise NotApplicableError(
+        "the dataset's transform does not end in ToTensor() or ToDtype(torch.float32, scale=True), and perhaps "
+        "Normalize(...)"
+    )
+
+
+def are_floats_and_bytes(old: Batch, new: Batch) -> bool:
+    """Whether images were floats and are bytes now. Raises NotApplicableError where a batch is not (images, targets),
+    which the lines to paste take apart."""
+    if not is_pair(new) or not all(isinstance(part, torch.Tensor) for part in new):
+        raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
+    return bool(old[0].is_floating_point() and new[0].dtype == torch.uint8)
+
+
+def to_uint8(image: Any) -> torch.Tensor:
+    """A picture, or an array of one, as a uint8 tensor (C, H, W); a tensor stays as it is."""
+    if isinstance(image, torch.Tensor):
+        return image
+    if isinstance(image, np.ndarray):
+        return torch.from_numpy(image if image.ndim == 3 else image[:, :, None]).permute(2, 0, 1).contiguous()
+    return pil_to_tensor(image)  # type: ignore[no-any-return]
+
+
+def to_floats(mean: tuple[float, ...], std: tuple[float, ...], batch: Batch) -> Batch:
+    """The batch with its images as float32 from 0 to 1, normalised where mean and standard deviation are given: as
+    ToTensor and Normalize compute it, on whatever device the tensor is."""
+    images, targets = batch
+    made = images.to(torch.float32).div_(255)
+    if mean:
+        made.sub_(_by_channel(mean, made.device)).div_(_by_channel(std, made.device))
+    return made, targets
+
+
+@cache
+def _by_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Kept: copying it for each batch would wait for the device."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)

@@ -22,9 +22,6 @@ from loadtune.seams import Training
 
 T = TypeVar("T")
 
-MOST = 7
-"""Combinations of changes, beside none."""
-
 WORTH_TRYING = 1.03
 """Expected gain from which on a change is tried."""
 
@@ -55,7 +52,7 @@ class Step:
 
     @property
     def is_to_time(self) -> bool:
-        return self.remedy.changes_recipe and self.compute_gain is None
+        return not self.remedy.loads and self.compute_gain is None
 
 
 def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialConfig | None:
@@ -125,7 +122,7 @@ class Stack:
                 self._leave_out(remedy.name, NO_TIME)
             return
         waiting = self._examined([remedy.name for remedy in able])
-        while waiting and len(self.steps) < MOST and (best := self._next(waiting)) is not None:
+        while waiting and (best := self._next(waiting)) is not None:
             step = waiting.pop(best)
             if step.height == len(self.steps) and not step.is_to_time:
                 self.steps.append(step)
@@ -133,8 +130,7 @@ class Stack:
             elif (again := self._examined_here(best)) is not None:
                 waiting[best] = again
         for name, step in waiting.items():
-            reason = "predicted only; --remedies all tries it" if step.remedy.only_predicted else None
-            self._leave_out(name, reason, step.predicted)
+            self._leave_out(name, None, step.predicted)
 
     def _applies(self, name: str) -> bool:
         offered = self._guarded(name, lambda: applied([*self.names, name], self.at.config, self.at))
@@ -170,15 +166,14 @@ class Stack:
                 del waiting[name]
                 continue
             waiting[name] = replace(step, predicted=None if found is None else found.gain)
-            if self.tries_all or not step.remedy.only_predicted:
-                gains[name] = 0.0 if found is None else found.expected_gain
+            gains[name] = 0.0 if found is None else found.expected_gain
         best = max(gains, key=gains.__getitem__, default=None)
         return best if best is not None and (self.tries_all or gains[best] >= WORTH_TRYING) else None
 
     def _examined_here(self, name: str) -> Step | None:
         """Examined again on top of what is stacked now, a changed recipe timed. None: it is out."""
         step = self._examined([name]).get(name)
-        if step is None or not step.remedy.changes_recipe:
+        if step is None or step.remedy.loads:
             return step
         compute_gain = self._guarded(name, lambda: self._compute_gain(name))
         if compute_gain is None:

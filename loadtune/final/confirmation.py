@@ -3,23 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from loadtune.changes import in_order
+from loadtune.changes.stack import NO_TIME, Stack, failed_text
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.code import judge_changes
-from loadtune.final.contestants import contestants, needed
-from loadtune.final.notes import note_best, note_failures
-from loadtune.final.rounds import Outcome, alternate, barred
-from loadtune.final.ruled_out import is_doubted, ruled_out
-from loadtune.final.statistics import finalists
-from loadtune.final.winner import Verdict, as_finalist
+from loadtune.final.doubts import is_doubted, note_best, note_failures, ruled_out
+from loadtune.final.rounds import alternate, barred, contestants, needed
+from loadtune.final.winner import Outcome, Verdict, as_finalist, difference, finalists
 from loadtune.records.answer import Failed, compute_fraction, compute_rate
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import WorkloadFacts
+from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Finalist, Winner
+from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
 from loadtune.report.wording import settings_text
-from loadtune.run import FINAL_SHARE, Run
-from loadtune.run_file import Confirmed
-from loadtune.search.feasible import note_lost_memory
+from loadtune.run import FINAL_SHARE, Confirmed, Run
 from loadtune.search.search import Search
 from loadtune.search.segment import note_disturbance, outcome_text, timed
 
@@ -30,11 +27,13 @@ MOST_TIMINGS = 3
 """Of one compute-only rate that the trained rate exceeds: on a CPU with other load a timing may be 100 times too slow,
 because the threads of a step wait for each other at every operation."""
 
+WORTH_KEEPING = 1.01
+"""Measured gain from which on a change of the code is worth it."""
+
 
 def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone."""
     with run.stage("confirm"):
-        note_lost_memory(run)
         end = None
         try:
             if run.concluded_s is None:
@@ -45,7 +44,7 @@ def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
         ran = {finalist.config for finalist in run.finalists}
         failed = [(c, last) for c, last in _outcomes(run) if c not in ran and isinstance(last, TrialFailure)]
         if end is None or _is_confirmed(run, failed):
-            _conclude(run, facts, failed)
+            _conclude(run, failed)
         else:
             note_failures(run, failed)
         if end is not None:
@@ -59,7 +58,7 @@ def _outcomes(run: Run) -> list[Outcome]:
 
 def _measure(run: Run, search: Search) -> None:
     """The rounds, to their end."""
-    objective, at_your_batch, known = run.config.objective, run.config.yours.batch_size is not None, _outcomes(run)
+    at_your_batch, known = run.config.yours.batch_size is not None, _outcomes(run)
     configs = contestants(run, search, known)
     _compile_ahead(run, [config for config in configs if config not in barred(known)])
 
@@ -75,7 +74,7 @@ def _measure(run: Run, search: Search) -> None:
         measured,
         run.clock,
         run.confirm_until_s,
-        needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch, objective=objective),
+        needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch),
         undecided=lambda seen: _undecided(run, finalists(seen, run.trials)),
         answer_by_s=run.answer_until_s,
         known=known,
@@ -83,7 +82,7 @@ def _measure(run: Run, search: Search) -> None:
     )
     for outcome in rounds:
         run.finalists = finalists(_outcomes(run), run.trials)
-        run.tell(outcome_text(*outcome, objective))
+        run.tell(outcome_text(*outcome))
     run.concluded_s = run.config.time_budget_s
     run.save()
 
@@ -92,9 +91,8 @@ def _judged(
     run: Run, measured: Sequence[Finalist], failed: Sequence[Failed] = (), points: Sequence[ComputePoint] = ()
 ) -> Verdict:
     """Of these finalists, each with what rules it out. ``failed``: configurations that never ran in the final."""
-    objective = run.config.objective
-    judged = ruled_out(measured, run.trials, failed=failed, compute_points=points, objective=objective)
-    return Verdict(judged, run.yours, objective)
+    judged = ruled_out(measured, run.trials, failed=failed, compute_points=points)
+    return Verdict(judged, run.yours)
 
 
 def _sizes(run: Run) -> set[int | None]:
@@ -115,7 +113,7 @@ def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
     return {config for size in _sizes(run) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
 
 
-def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
+def _conclude(run: Run, failed: Sequence[Failed]) -> None:
     """The winners, their share of the compute-only rate, and notes on what to know before trusting them."""
     for finalist in run.finalists:
         if finalist.config == run.yours or is_doubted(run.compute_points, finalist):
@@ -125,12 +123,12 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
         run.best_at_your_batch = _winner(run, failed, run.yours.batch_size)
     best = as_finalist(run.best, run.finalists)
     if best is not None and run.changes is not None:
-        run.remedies = judge_changes(run, run.changes, best, failed)
+        run.remedies = _judge_changes(run, run.changes, best, failed)
         run.save()
     note_failures(run, failed)
     note_disturbance(run)
     if best is not None:
-        note_best(run, facts, best)
+        note_best(run, best)
 
 
 def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winner | None:
@@ -147,6 +145,50 @@ def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winne
     if picked is None:
         return None
     return replace(picked, compute_fraction=compute_fraction(run.compute_points, picked.config, picked.samples_per_s))
+
+
+# Changes of the code
+
+
+def _judge_changes(run: Run, stack: Stack, best: Finalist, failed: Sequence[Failed]) -> Remedies:
+    """What the contestant with changes gains over the best. ``failed``: of the final, those that never ran there."""
+    changed = next((finalist for finalist in run.finalists if finalist.config.remedies), None)
+    gain = None if changed is None else difference(changed, best, run.finalists, 1)
+    is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
+    kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
+    tried = _tried(run, stack, best, changed, gain, [*failed, *run.failed])
+    if kept is not None:
+        tried = [replace(each, kept=each.name in kept.config.remedies) for each in tried]
+    found = Remedies(tried=tuple(tried), left_out=tuple(stack.left_out.values()), gain=gain)
+    return found if kept is None else replace(found, config=kept.config, samples_per_s=kept.throughput)
+
+
+def _tried(
+    run: Run, stack: Stack, best: Finalist, changed: Finalist | None, gain: Interval | None, failed: Sequence[Failed]
+) -> list[TriedRemedy]:
+    """Each that was stacked. Where one alone ran, what was measured is its own; else it is that of all together."""
+    config = stack.config if changed is None else changed.config
+    ran = () if changed is None else config.remedies
+    why = {name: failed_text(failure) for other, failure in reversed(failed) for name in other.remedies}
+    tried = list[TriedRemedy]()
+    for number, step in enumerate(stack.steps):
+        name = step.remedy.name
+        why_not = why.get(name, NO_TIME if changed is None else "the model expects more without it")
+        differs = [text for text in (step.remedy.changes, step.seen.difference) if text not in (None, "nothing")]
+        one = TriedRemedy(
+            name=name,
+            title=step.remedy.title,
+            changes="; ".join(differs) or "nothing",
+            code=step.remedy.code(replace(stack.at, config=config), step.seen),
+            base=replace(stack.at.config, remedies=in_order(stack.names[:number])),
+            config=config,
+            predicted=step.predicted,
+            reason="measured with the others" if name in ran else why_not,
+        )
+        if changed is not None and ran == (name,):
+            one = replace(one, base=best.config, gain=gain, reason=None)
+        tried.append(one)
+    return tried
 
 
 # Steps without a loader

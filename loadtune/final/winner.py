@@ -1,16 +1,30 @@
-"""Who won, and by how much. Pure, over confirmed figures only."""
+"""Who won, and by how much: means of repeated runs with their intervals, ratios with theirs. Pure.
+
+The search's own figures choose who is measured again and are in no mean: the best of many noisy figures is too good to
+be true (simulated: it overclaims by 6% at 5% noise).
+"""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.final.ruled_out import may_be_kept
-from loadtune.final.statistics import difference
-from loadtune.records.config import Objective, TrialConfig
-from loadtune.records.interval import Interval
-from loadtune.records.result import Finalist, Winner
+from loadtune.records.config import TrialConfig
+from loadtune.records.interval import Interval, Spread, quantile_of_t, spread_between
+from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.result import Finalist, Trial, Winner
 from loadtune.search.search import MIN_RUNS
 from loadtune.search.space import size
+
+LOOKS = (3, 5, 8)
+"""Rounds after which the figures are looked at; the last is the end."""
+
+ERROR = 0.01
+"""Probability of calling equal configurations different in one confirmation, over all its looks."""
+
+FEWEST_DEGREES = 4
+"""Of freedom, for a spread around rounds: three configurations in three rounds have as many, two in three rounds two,
+with which the interval of one look is 29 standard errors wide."""
 
 TIE = 0.98
 """Means within 2% of the best count as equal; the smallest of them wins."""
@@ -21,7 +35,91 @@ MARGIN = 0.03
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
 
-_Ends = tuple[float | None, float | None]
+_WIDEST = 500.0
+"""Of an interval on the log, above which it has no upper end."""
+
+Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+
+
+def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tuple[Finalist, ...]:
+    """Runs put together by configuration, each mean with its interval; configurations that never ran are left out.
+
+    ``trials``: those of the search. They tell how far runs of one configuration differ, as two rounds of the final
+    alone hardly do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200).
+    """
+    runs: dict[TrialConfig, list[Measurement]] = {}
+    for config, outcome in outcomes:
+        if isinstance(outcome, Measurement):
+            runs.setdefault(config, []).append(outcome)
+    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
+    twice = any(len(own) >= MIN_RUNS for own in runs.values())
+    tried = {trial.config: trial.measurement for trial in trials if twice and trial.measurement is not None}
+    rates = {config: [run.samples_per_s for run in own] for config, own in runs.items()}
+    pooled = spread_between(
+        [[*own, *([tried[config].samples_per_s] if config in tried else [])] for config, own in rates.items()]
+    )
+
+    def half_width(own: Sequence[float]) -> float | None:
+        """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
+        used = spread_between([own]) if len(own) > FEWEST_DEGREES else pooled
+        return None if used is None else used.half_width(len(own), len(runs))
+
+    return tuple(
+        Finalist(
+            config=config,
+            runs=tuple(own),
+            tried=tried.get(config),
+            failures=tuple(failure for other, failure in failed if other == config),
+            half_width_fraction=half_width(rates[config]),
+        )
+        for config, own in runs.items()
+    )
+
+
+def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], num_comparisons: int) -> Interval:
+    """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons). Where
+    one of them was picked for being the fastest of several, as many comparisons allow for its luck.
+
+    Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. Only
+    rounds that both ran in count, so that a verdict stays what it was at the look after which one of them was out. The
+    spread is that of all who ran in them around their means and their rounds. Where the blocks leave too little to
+    estimate it from, the plain spread between runs is used, with those of the search. No interval: nothing ran twice.
+    """
+    pairs = list(zip(_logs(one), _logs(other), strict=False))
+    ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
+    num_rounds = len(pairs) if len(pairs) >= LOOKS[0] else max(len(f.runs) for f in finalists)
+    spread = _block_spread([_logs(f)[:num_rounds] for f in finalists]) or spread_between(
+        [[run.score for run in (*f.runs[:num_rounds], *([f.tried] if f.tried else []))] for f in finalists]
+    )
+    if spread is None:
+        return Interval(value=ratio)
+    num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
+    t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / num_looks / max(1, num_comparisons) / 2)
+    width = t * spread.relative_sd * math.sqrt(2 / len(pairs))
+    high = ratio * math.exp(width) if width < _WIDEST else math.inf
+    return Interval(value=ratio, low=ratio * math.exp(-width), high=high)
+
+
+def _logs(finalist: Finalist) -> list[float]:
+    return [math.log(run.score) for run in finalist.runs]
+
+
+def _block_spread(logs: Sequence[Sequence[float]]) -> Spread | None:
+    """Standard deviation around means and rounds, over those that ran in every round. None: too few did."""
+    num_rounds = max((len(own) for own in logs), default=0)
+    full = [own for own in logs if len(own) == num_rounds]
+    degrees = (len(full) - 1) * (num_rounds - 1)
+    if degrees < FEWEST_DEGREES:
+        return None
+    means = [statistics.fmean(own) for own in full]
+    blocks = [statistics.fmean(each) for each in zip(*full, strict=True)]
+    whole = statistics.fmean(means)
+    squares = math.fsum(
+        (value - mean - block + whole) ** 2
+        for own, mean in zip(full, means, strict=True)
+        for value, block in zip(own, blocks, strict=True)
+    )
+    return Spread(math.sqrt(squares / degrees), degrees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +129,6 @@ class Verdict:
     finalists: tuple[Finalist, ...]
     yours: TrialConfig | None
     """The baseline, the user's settings. None: there is none."""
-    objective: Objective = "samples-per-s"
 
     def winner(self, batch_size: int | None = None) -> Winner | None:
         """The smallest of those within 2% of the best that is proven better than the baseline.
@@ -48,23 +145,17 @@ class Verdict:
             eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
         own = next((f for f in self.finalists if f.config == self.yours and _is_rate(f)), None)
         if own is not None and may_be_kept(own) and batch_size in (None, own.config.batch_size):
-            gains = [(f, speedup(f, own, self.finalists, num_rivals, self.objective)) for f in eligible]
-            eligible = [f for f, (_, low, _) in gains if low is not None and low > 1.0] or [own]
+            eligible = [f for f in eligible if _is_above_one(self._ratio(f, own, num_rivals))] or [own]
         if not eligible:
             return None
-        top = max(f.score(self.objective) for f in eligible)
-        near = [f for f in eligible if f.score(self.objective) >= TIE * top]
+        top = max(f.score for f in eligible)
+        near = [f for f in eligible if f.score >= TIE * top]
         best = min(near, key=lambda f: size(f.config))
-        by_energy = self.objective == "samples-per-joule"
-        gain = speedup(best, own, self.finalists, num_rivals)
-        saved = speedup(best, own, self.finalists, num_rivals, self.objective)
         return Winner(
             config=best.config,
             samples_per_s=best.samples_per_s,
             half_width_fraction=best.half_width_fraction,
-            speedup=_ratio(*gain),
-            samples_per_joule=best.scored(self.objective) if by_energy else None,
-            efficiency_gain=_ratio(*saved) if by_energy else None,
+            speedup=None if own is None else self._ratio(best, own, num_rivals),
         )
 
     def not_told_apart(self, best: TrialConfig) -> tuple[Finalist, ...]:
@@ -74,14 +165,14 @@ class Verdict:
         """
         num_pairs, winner = math.comb(len(self.finalists), 2), next(f for f in self.finalists if f.config == best)
         rivals = (f for f in self.finalists if f is not winner and not f.config.remedies)
-        return tuple(f for f in rivals if not _differ(self._interval(winner, f, num_pairs)))
+        return tuple(f for f in rivals if not _differ(self._ratio(winner, f, num_pairs)))
 
     def undecided(self, batch_size: int | None = None) -> tuple[TrialConfig, ...]:
         """Who has to be run again: the winner, and all whose ratio to it may be 1.
 
-        Nobody, if the winner's throughput or samples per joule is known to within `PRECISE`, and whether it differs
-        from the baseline's: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is
-        the winner, its best rival takes the baseline's place. A baseline that failed twice is not waited for.
+        Nobody, if the winner's throughput is known to within `PRECISE`, and whether it differs from the baseline's:
+        the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best
+        rival takes the baseline's place. A baseline that failed twice is not waited for.
         """
         best = as_finalist(self.winner(batch_size), self.finalists)
         if best is None or best.unconfirmed:  # more runs may narrow what is too uncertain now
@@ -89,16 +180,15 @@ class Verdict:
             return tuple(config for config in wide if config == self.yours or batch_size in (None, config.batch_size))
         able = [f for f in self.finalists if not f.unconfirmed and f.config != self.yours and not f.config.remedies]
         rivals = [f for f in able if batch_size in (None, f.config.batch_size)]
-        rivals.sort(key=lambda f: -f.score(self.objective))
+        rivals.sort(key=lambda f: -f.score)
         own = next((f for f in self.finalists if f.config == self.yours and may_be_kept(f)), None)
         others = [f for f in (*rivals, own) if f is not None and f is not best]
-        ratios = {f.config: self._interval(best, f, len(able)) for f in others}
+        ratios = {f.config: self._ratio(best, f, len(able)) for f in others}
         against = own if best.config != self.yours else next(iter(rivals), None)
-        is_told = against is None or _differ(ratios[against.config]) or _are_equal(ratios[against.config])
-        half = best.half_width_fraction if self.objective == "samples-per-s" else best.efficiency_half_width_fraction
-        if is_told and half is not None and half <= PRECISE:
+        half = best.half_width_fraction
+        if (against is None or _is_told(ratios[against.config])) and half is not None and half <= PRECISE:
             return ()
-        return (best.config, *(config for config, interval in ratios.items() if not _differ(interval)))
+        return (best.config, *(config for config, ratio in ratios.items() if not _differ(ratio)))
 
     def undecided_change(self) -> tuple[TrialConfig, ...]:
         """The winner and the contestant with changes of the code, while it is not known whether these gain."""
@@ -106,8 +196,7 @@ class Verdict:
         changed = next((f for f in self.finalists if f.config.remedies and not f.unconfirmed), None)
         if best is None or changed is None:
             return ()
-        interval = self._interval(changed, best, 1)
-        return () if _differ(interval) or _are_equal(interval) else (best.config, changed.config)
+        return () if _is_told(self._ratio(changed, best, 1)) else (best.config, changed.config)
 
     def is_confirmed(self, batch_size: int | None = None) -> bool:
         """Whether a final that was ended in its midst has an answer: the winner, the baseline and another configuration
@@ -118,26 +207,15 @@ class Verdict:
         twice = [f for f in rivals if len(f.runs) >= MIN_RUNS and batch_size in (None, f.config.batch_size)]
         return best is not None and bool(twice) and all(len(f.runs) >= MIN_RUNS for f in (best, *own))
 
-    def _interval(self, one: Finalist, other: Finalist, num_comparisons: int) -> _Ends:
-        return difference(one, other, self.finalists, num_comparisons, self.objective)[1:]
+    def _ratio(self, one: Finalist, other: Finalist, num_comparisons: int) -> Interval:
+        if one is other:
+            return Interval(value=1.0, low=1.0, high=1.0)
+        return difference(one, other, self.finalists, num_comparisons)
 
 
-def speedup(
-    best: Finalist,
-    own: Finalist | None,
-    finalists: Sequence[Finalist],
-    num_rivals: int,
-    objective: Objective = "samples-per-s",
-) -> tuple[float | None, float | None, float | None]:
-    """Ratio of the scores with its 99% interval (`difference`).
-
-    `num_rivals` of `own` there were to pick `best` from: the interval allows for the luck of the fastest of them.
-    """
-    if own is None:
-        return None, None, None
-    if best.config == own.config:
-        return 1.0, 1.0, 1.0
-    return difference(best, own, finalists, num_rivals, objective)
+def may_be_kept(baseline: Finalist) -> bool:
+    """Whether the user's settings can be the answer: they have to train, but how fast need not be known well."""
+    return baseline.unconfirmed is None or baseline.unconfirmed.reason == "wide_interval"
 
 
 def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalist | None:
@@ -145,20 +223,20 @@ def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalis
     return next((f for f in finalists if winner is not None and f.config == winner.config), None)
 
 
-def _ratio(value: float | None, low: float | None, high: float | None) -> Interval | None:
-    return None if value is None else Interval(value=value, low=low, high=high)
-
-
 def _is_rate(baseline: Finalist) -> bool:
     """Whether something can be compared with what it read: one that crashed now and then still trained at its rate."""
     return baseline.unconfirmed is None or baseline.unconfirmed.reason in ("failed", "wide_interval")
 
 
-def _differ(interval: _Ends) -> bool:
-    low, high = interval
-    return low is not None and high is not None and not low <= 1.0 <= high
+def _is_above_one(ratio: Interval) -> bool:
+    return ratio.low is not None and ratio.low > 1.0
 
 
-def _are_equal(interval: _Ends) -> bool:
-    low, high = interval
-    return low is not None and high is not None and low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN
+def _differ(ratio: Interval) -> bool:
+    return ratio.holds(1.0) is False
+
+
+def _is_told(ratio: Interval) -> bool:
+    """Whether the two differ, or are equal to within `MARGIN`."""
+    low, high = ratio.low or 0.0, ratio.high or math.inf
+    return _differ(ratio) or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)

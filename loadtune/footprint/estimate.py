@@ -1,4 +1,4 @@
-"""The account of a step that is never run, and the largest batch that follows from two of them.
+"""The account of a step that is never run, its layers, and the largest batch that follows from two accounts.
 
 In: a `StepPlan` and a batch size. The step is taken through on fake tensors: every operation is dispatched and
 allocates nothing. They lie on a fake CPU, because autograd refuses a fake GPU where there is no real one, and where
@@ -6,12 +6,14 @@ there is one a context would be created. Autocast and dropout then go the CPU's 
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -24,17 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
 from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
-from loadtune.footprint.layers import LayerWatch
-from loadtune.footprint.plan import StepPlan
-from loadtune.records.footprint import (
-    BatchEstimate,
-    Checkpoint,
-    Checkpointed,
-    LayerFootprint,
-    MemoryLines,
-    StepAccount,
-)
-from loadtune.workload import AUTOCAST_DTYPES, Batch, checkpointed, last_line, num_classes_of_output, tensors_of
+from loadtune.footprint.plan import StepPlan, checkpointed
+from loadtune.records.footprint import BatchEstimate, LayerFootprint, MemoryLines, StepAccount, block_bytes
+from loadtune.workload import AUTOCAST_DTYPES, Batch, last_line, tensors_of
 
 # What a process holds of the GPU outside the allocator: measured on an H200 with torch 2.11, context and libraries.
 CUDA_CONTEXT_BYTES = 3 * 2**30 // 4
@@ -49,40 +43,17 @@ _NEEDS_VALUES = (
 )
 
 
-def with_loss_if_it_applies(plan: StepPlan, batch_size: int) -> StepPlan:
-    """The same plan, without a loss where cross entropy does not take the model's output: it is not class scores."""
-    if not plan.has_loss or not (plan.takes_inputs and plan.scores_classes):
-        return plan
-    try:
-        with _named_errors(plan, batch_size), plan.fake, torch.no_grad():
-            inputs, targets = plan.batch(batch_size)
-            output = plan.model(inputs)
-    except WorkloadError:  # the estimate itself says why
-        return plan
-    try:
-        num_classes_of_output(output, targets)
-    except WorkloadError:
-        return replace(plan, has_loss=False)
-    return plan
-
-
 def estimate_layers(plan: StepPlan, batch_size: int) -> tuple[LayerFootprint, ...]:
     """The layers of a step in the order of their calls. Raises WorkloadError as `estimate_step` does."""
-    with _named_errors(plan, batch_size):
-        return _take_step(plan, batch_size)[1]
+    return _take_step(plan, batch_size)[1]
 
 
 def largest_batch(
-    plan: StepPlan,
-    memory_bytes: int,
-    *,
-    checkpoint: Checkpoint | None = None,
-    context_bytes: int = CUDA_CONTEXT_BYTES,
+    plan: StepPlan, memory_bytes: int, *, checkpoint: bool = False, context_bytes: int = CUDA_CONTEXT_BYTES
 ) -> BatchEstimate:
     """Where the line through two estimated peaks meets the memory that the CUDA context leaves. 0: nothing fits."""
     low, high = LINE_BATCH_SIZES
-    with _named_errors(plan, high):
-        below, above = (_take_step(plan, size, checkpoint)[0].peak_bytes for size in LINE_BATCH_SIZES)
+    below, above = (_take_step(plan, size, checkpoint)[0].peak_bytes for size in LINE_BATCH_SIZES)
     slope = (above - below) / (high - low)
     fixed = below - slope * low
     left = memory_bytes - context_bytes - fixed
@@ -91,19 +62,16 @@ def largest_batch(
         context_bytes=context_bytes,
         fixed_bytes=fixed,
         bytes_per_sample=slope,
-        batch_sizes=LINE_BATCH_SIZES,
         batch_size=max(0, int(left // slope)) if slope > 0 else 0,
     )
 
 
-def estimate_step(plan: StepPlan, batch_size: int, checkpoint: Checkpoint | None = None) -> StepAccount:
+def estimate_step(plan: StepPlan, batch_size: int, *, checkpoint: bool = False) -> StepAccount:
     """The memory of one training step from tensor shapes.
 
     Raises WorkloadError for a model that needs the values of its tensors, or that does not take such a batch.
     """
-    with _named_errors(plan, batch_size):
-        lines, _, found = _take_step(plan, batch_size, checkpoint)
-        forward = _take_forward(plan, batch_size)
+    lines, _, num_blocks = _take_step(plan, batch_size, checkpoint)
     return StepAccount(
         model=plan.name,
         precision=plan.precision,
@@ -111,15 +79,17 @@ def estimate_step(plan: StepPlan, batch_size: int, checkpoint: Checkpoint | None
         batch_size=batch_size,
         input_shape=plan.input_shape,
         estimated=True,
-        has_loss=plan.has_loss,
-        checkpointed=found,
+        num_checkpointed_blocks=num_blocks,
         num_parameters=sum(parameter.numel() for parameter in plan.model.parameters()),
         largest=_unmeasured(lines.largest),
         at_peak=_unmeasured(lines.at_peak),
         peak_bytes=lines.peak_bytes,
-        forward_only=_unmeasured(forward.at_peak),
-        forward_only_peak_bytes=forward.peak_bytes,
     )
+
+
+def _unmeasured(lines: MemoryLines) -> MemoryLines:
+    """Without what only shows when it is run."""
+    return replace(lines, workspace_bytes=None, rounding_bytes=None)
 
 
 @contextmanager
@@ -146,19 +116,19 @@ def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
 
 
 def _take_step(
-    plan: StepPlan, batch_size: int, checkpoint: Checkpoint | None = None
-) -> tuple[PeakLines, tuple[LayerFootprint, ...], Checkpointed | None]:
-    """A training step after a first one, which made the optimizer's state."""
+    plan: StepPlan, batch_size: int, checkpoint: bool = False
+) -> tuple[PeakLines, tuple[LayerFootprint, ...], int]:
+    """A training step after a first one, which made the optimizer's state. The last: number of checkpointed blocks."""
     books = StorageBooks()
     watch = StepWatch(books)
     plan.model.train()
     checkpoints = (
-        nullcontext()
-        if checkpoint is None
-        else checkpointed(plan.model, lambda tensor: watch.keep(tensor), checkpoint, preserve_rng_state=False)
+        checkpointed(plan.model, lambda tensor: watch.keep(tensor), preserve_rng_state=False)
+        if checkpoint
+        else nullcontext(0)
     )
-    with plan.fake, CudaWays(), checkpoints as found:
-        batch = _batch(plan, batch_size)
+    with _named_errors(plan, batch_size), plan.fake, CudaWays(), checkpoints as num_blocks:
+        batch = plan.batch(batch_size)
         with watch:
             optimizer = _optimizer(plan)
             _step(plan, watch, optimizer, batch)
@@ -172,71 +142,19 @@ def _take_step(
         watch.claim_owned(plan.model, _state(optimizer, books), batch)
         events = list(books.events)
         plan.model.zero_grad(set_to_none=True)
-    return watch.lines(standing, events), layers, found
-
-
-def _take_forward(plan: StepPlan, batch_size: int) -> PeakLines:
-    """A forward pass in evaluation mode without gradients."""
-    books = StorageBooks()
-    watch = StepWatch(books)
-    plan.model.eval()
-    with plan.fake, CudaWays(), torch.no_grad(), _autocast(plan):
-        batch = _batch(plan, batch_size)
-        with watch:
-            watch.claim_owned(plan.model, (), batch)
-            if plan.takes_inputs:
-                plan.model(batch[0])
-            else:
-                plan.compute_loss(plan.model, batch)
-        events = list(books.events)
-    return watch.lines({}, events)
-
-
-def _unmeasured(lines: MemoryLines) -> MemoryLines:
-    """Without what only shows when it is run."""
-    return replace(lines, workspace_bytes=None, rounding_bytes=None)
-
-
-def _batch(plan: StepPlan, batch_size: int) -> Batch:
-    """Without a loss, only its inputs."""
-    batch = plan.batch(batch_size)
-    return batch if plan.has_loss else (batch[0],)
-
-
-def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:
-    """What it keeps on the device: Adam counts its steps on the CPU."""
-    tensors = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
-    for tensor in tensors:
-        if tensor.dim() == 0:
-            books.forget(books.address_of(tensor))
-    return [tensor for tensor in tensors if tensor.dim() > 0]
+    return watch.lines(standing, events), layers, num_blocks
 
 
 def _step(
     plan: StepPlan, watch: StepWatch, optimizer: torch.optim.Optimizer, batch: Batch
 ) -> tuple[LayerFootprint, ...]:
-    layers = LayerWatch(watch, (*plan.model.parameters(), *plan.model.buffers(), *tensors_of(batch)))
-    with layers.watching(plan.model), _autocast(plan):
-        start = plan.compute_loss(plan.model, batch) if plan.has_loss else _mean_of(plan.model(batch[0]))
-    torch.autograd.backward(start)
-    optimizer.step()
-    return layers.rows()
-
-
-def _mean_of(output: object) -> torch.Tensor:
-    """A scalar to start a backward pass from without a loss. Raises WorkloadError where there is nothing to train."""
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    if not tensors:
-        raise WorkloadError(
-            f"the model returned a {type(output).__name__} without a tensor that requires a gradient, so there is no"
-            " backward pass. Return the tensor that the loss is computed from."
-        )
-    return torch.stack([tensor.mean() for tensor in tensors]).sum()
-
-
-def _autocast(plan: StepPlan) -> torch.autocast:
+    layers = _LayerWatch(watch, (*plan.model.parameters(), *plan.model.buffers(), *tensors_of(batch)))
     dtype = AUTOCAST_DTYPES[plan.precision]
-    return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
+    with layers.watching(plan.model), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        loss = plan.compute_loss(plan.model, batch)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return tuple(call.row() for call in layers.calls if call.is_shown)
 
 
 def _optimizer(plan: StepPlan) -> torch.optim.Optimizer:
@@ -246,6 +164,97 @@ def _optimizer(plan: StepPlan) -> torch.optim.Optimizer:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
     return optimizer
+
+
+def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:
+    """What it keeps on the device: Adam counts its steps on the CPU."""
+    tensors = _tensors(list(optimizer.state.values()))
+    for tensor in tensors:
+        if tensor.dim() == 0:
+            books.forget(books.address_of(tensor))
+    return [tensor for tensor in tensors if tensor.dim() > 0]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of one module; what follows the model's has none."""
+
+    name: str
+    module: nn.Module | None = None
+    num_parameters: int = 0
+    output_shape: tuple[int, ...] | None = None
+    kept_bytes: int = 0
+
+    @property
+    def is_shown(self) -> bool:
+        """Leaf modules, and other modules with parameters or activations of their own."""
+        is_leaf = self.module is not None and next(self.module.children(), None) is None
+        return is_leaf or self.kept_bytes > 0 or self.num_parameters > 0
+
+    def row(self) -> LayerFootprint:
+        return LayerFootprint(
+            name=self.name or "(model)",
+            kind="" if self.module is None else type(self.module).__name__,
+            output_shape=self.output_shape,
+            num_parameters=self.num_parameters,
+            kept_bytes=self.kept_bytes,
+        )
+
+
+class _LayerWatch:
+    """The calls of one forward pass and its loss, by modules' hooks and by what autograd saves."""
+
+    def __init__(self, watch: StepWatch, others: Iterable[torch.Tensor]) -> None:
+        """``others``: tensors that are no activations, whoever saves them."""
+        self._watch = watch
+        storages = (tensor.untyped_storage() for tensor in others)
+        self._saved = {storage._cdata: weakref.ref(storage) for storage in storages}
+        self._stack: list[_Call] = []
+        self._counted: set[nn.Parameter] = set()
+        self._loss = _Call("(loss)")
+        self.calls: list[_Call] = []
+        """In their order; the loss comes last."""
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Hooks on every module, and on what autograd saves."""
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._enter(name)))
+            handles.append(module.register_forward_hook(self._leave))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed):
+                yield
+        finally:
+            self.calls.append(self._loss)
+            for handle in handles:
+                handle.remove()
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        call = self._stack[-1] if self._stack else self._loss
+        storage = tensor.untyped_storage()
+        saved = self._saved.get(storage._cdata)
+        if saved is None or saved() is None:  # a freed storage's address may be another's by now
+            self._saved[storage._cdata] = weakref.ref(storage)
+            call.kept_bytes += block_bytes(storage.nbytes())
+        return self._watch.keep(tensor)
+
+    def _enter(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            own = set(module.parameters(recurse=False)) - self._counted
+            self._counted |= own
+            self._stack.append(_Call(name, module, sum(parameter.numel() for parameter in own)))
+            self.calls.append(self._stack[-1])
+
+        return hook
+
+    def _leave(self, module: nn.Module, inputs: Any, returned: Any) -> None:
+        call, outputs = self._stack.pop(), _tensors(returned)
+        call.output_shape = tuple(outputs[0].shape) if outputs else None
 
 
 # Of autocast's fp32 list for CUDA (torch/amp/autocast_mode), those in models; the CPU's list lacks them.

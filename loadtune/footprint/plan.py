@@ -1,6 +1,7 @@
 """What one step trains, by shapes alone: a model of fake tensors, the shape of a sample, the loss, the optimizer.
 
-In: a `WorkloadSpec`. Out: a `StepPlan`. The dataset is real: a sample of it is looked at.
+In: a `WorkloadSpec`. Out: a `StepPlan`. The dataset is real: a sample of it is looked at. What a step may be varied by
+is here too: precision, optimizer, and activation checkpointing, of a plan's model or of one that is really trained.
 """
 
 import functools
@@ -8,11 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import init
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LiveObjects, Precision, WorkloadSpec
@@ -22,11 +26,9 @@ from loadtune.workload import (
     ComputeLoss,
     Places,
     build_workload,
-    is_pair,
     make_optimizer,
     sample_shape,
     small_batch,
-    structure_text,
     uncounted_text,
 )
 
@@ -49,22 +51,11 @@ class StepPlan:
     optimizer: str
     make_optimizer: MakeOptimizer
     precision: Precision
-    scores_classes: bool = False
-    """Whether the loss is cross entropy on the model's output."""
-    takes_inputs: bool = True
-    """Whether batches are (inputs, targets), of which the model takes the inputs."""
-    has_loss: bool = True
-    """False: the backward pass starts from the mean of the model's outputs, without targets."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Of one sample."""
         return sample_shape(self.example, self.places)
-
-    @property
-    def has_images(self) -> bool:
-        """Whether inputs are one tensor of (C, H, W), which can be taken at another size."""
-        return self.takes_inputs and isinstance(self.example[0], torch.Tensor) and self.example[0].dim() == 4
 
     def batch(self, batch_size: int) -> Batch:
         """The example's samples again and again; fake ones under `fake`."""
@@ -73,27 +64,12 @@ class StepPlan:
 
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: LiveObjects | None = None) -> StepPlan:
-    """The workload's step. Targets of any kind are taken. Raises WorkloadError as a run of it would."""
+    """The workload's step. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
     workload = build_workload(spec, objects, making=_making(fake))
     example, places = small_batch(workload)
     if not places.are_known:
-        raise WorkloadError(
-            f"{uncounted_text(example)} Its memory cannot be estimated for another batch size. Name the dimension that "
-            "counts them: --batch-dim."
-        )
-    is_pair_of_ours = is_pair(example) and not workload.own_batches
-    has_loss = True
-    if is_pair_of_ours and not workload.own_loss:
-        inputs, targets = example
-        if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
-            raise WorkloadError(
-                f"A batch is {structure_text(example)}. With cross entropy, the default loss, it has to be a pair "
-                "(input tensor, target tensor). For other batches give a loss function of (model, batch): "
-                "--loss FILE.py:fn."
-            )
-        has_loss = not targets.is_floating_point()
-        example = (inputs, targets.long())
+        raise WorkloadError(f"{uncounted_text(example)} Its memory cannot be estimated for another batch size.")
     return StepPlan(
         fake=fake,
         name=spec.model,
@@ -104,25 +80,67 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: Liv
         optimizer=spec.optimizer,
         make_optimizer=functools.partial(make_optimizer, workload.optimizer, fused=False),
         precision=precision,
-        scores_classes=workload.answers_with_logits and not workload.own_loss,
-        takes_inputs=is_pair_of_ours,
-        has_loss=has_loss,
     )
 
 
 def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
-    """The same step under the variant's precision, optimizer and image size."""
+    """The same step under the variant's precision and optimizer."""
     changed = replace(plan, precision=variant.recipe.precision)
-    if variant.optimizer is not None:
-        make = functools.partial(make_optimizer, variant.optimizer, fused=False)
-        changed = replace(changed, optimizer=variant.optimizer, make_optimizer=make)
-    if variant.image_size is not None:
-        pixels = (variant.image_size, variant.image_size)
-        inputs, targets = plan.example
-        inputs = inputs.new_zeros((*inputs.shape[:-2], *pixels))
-        targets = targets.new_zeros((*targets.shape[:-2], *pixels)) if targets.dim() == 3 else targets
-        changed = replace(changed, example=(inputs, targets))
-    return changed
+    if variant.optimizer is None:
+        return changed
+    make = functools.partial(make_optimizer, variant.optimizer, fused=False)
+    return replace(changed, optimizer=variant.optimizer, make_optimizer=make)
+
+
+@contextmanager
+def checkpointed(
+    model: nn.Module, keep: Callable[[torch.Tensor], object], *, preserve_rng_state: bool = True
+) -> Iterator[int]:
+    """Run the model's blocks by `torch.utils.checkpoint` for as long as the context lasts; yields their number.
+
+    ``keep`` is called with every tensor that a checkpoint keeps: the inputs of a block. ``preserve_rng_state``: as of
+    `torch.utils.checkpoint`; fake tensors have no random numbers to restore. Raises WorkloadError for no block.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise WorkloadError(
+            f"{type(model).__name__} has no blocks to checkpoint: modules of several layers in an nn.Sequential or "
+            "nn.ModuleList."
+        )
+
+    def rerun(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor):
+                    keep(leaf)
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs)
+
+        return wrapped
+
+    try:
+        for block in blocks:
+            block.forward = rerun(block.forward)
+        yield len(blocks)
+    finally:
+        for block in blocks:
+            vars(block).pop("forward", None)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The residual or encoder blocks: modules of several layers, in an `nn.Sequential` or `nn.ModuleList`."""
+    lists = (nn.Sequential, nn.ModuleList)
+    found: list[nn.Module] = []
+    for child in model.children():
+        has_blocks = isinstance(child, lists) and any(_is_made_of_several(part) for part in child.children())
+        if isinstance(model, lists) and _is_made_of_several(child) and not has_blocks:
+            found.append(child)
+        else:
+            found += blocks_of(child)
+    return found
+
+
+def _is_made_of_several(module: nn.Module) -> bool:
+    return sum(1 for _ in module.modules()) > 2
 
 
 class _OneFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # PyTorch's own

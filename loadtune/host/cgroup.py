@@ -6,7 +6,6 @@ parent's limit binds its children. In a container affinity, physical memory and 
 of these. Every read takes the root of the file system, so that tests bring their own.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -74,13 +73,8 @@ def _mount(controller: str, mountinfo: str) -> tuple[PurePosixPath, PurePosixPat
         if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
             continue
         if controller in ([UNIFIED] if kind[0] == "cgroup2" else kind[2].split(",")):
-            return PurePosixPath(_unescape(fields[3])), PurePosixPath(_unescape(fields[4]))
+            return PurePosixPath(fields[3]), PurePosixPath(fields[4])
     return None
-
-
-def _unescape(field: str) -> str:
-    """mountinfo writes blanks and backslashes as three octal digits: ``\\040``."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:

@@ -10,6 +10,7 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from loadtune.host.cgroup import CpuQuota, parse_counters, read_cpu_quota, read_group_folders, read_text
@@ -45,15 +46,9 @@ def first_cores(num_cores: int, system: Path = Path("/")) -> tuple[int, ...]:
 
 
 def read_cpu_name(system: Path = Path("/")) -> str | None:
-    """The model, for people. None: the platform does not say."""
-    return parse_cpu_name(read_text(system / "proc/cpuinfo")) or platform.machine() or None
-
-
-def parse_cpu_name(cpuinfo: str) -> str | None:
-    """``/proc/cpuinfo`` → the first model named: x86 says ``model name``, POWER ``cpu``, most ARM nothing."""
-    fields = (line.partition(":") for line in cpuinfo.splitlines())
-    names = (" ".join(value.split()) for key, _, value in fields if key.strip() in ("model name", "cpu"))
-    return next((name for name in names if name), None)
+    """The model, for people: x86's, elsewhere the architecture. None: the platform does not say."""
+    named = re.search(r"^model name\s*:(.*)$", read_text(system / "proc/cpuinfo"), flags=re.MULTILINE)
+    return " ".join(named[1].split()) if named else platform.machine() or None
 
 
 class CpuUse(Probe):
@@ -61,18 +56,16 @@ class CpuUse(Probe):
 
     figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
 
-    def __init__(self, busy_s: Callable[[], float | None], num_cores: float) -> None:
-        """``busy_s`` counts seconds, and only grows. None: it cannot be read now."""
+    def __init__(self, busy_s: Callable[[], float], num_cores: float) -> None:
+        """``busy_s`` counts seconds, and only grows."""
         self._busy_s, self._num_cores = busy_s, num_cores
 
     def look(self, now_s: float) -> Look:
-        busy_s, own_s = self._busy_s(), Count(time.process_time())
-        if busy_s is None:
-            return {"cpu_utilization_fraction": None, BUSY_CORES: None, OWN_CORES: own_s}
+        busy_s = self._busy_s()
         return {
             "cpu_utilization_fraction": Count(busy_s / self._num_cores),
             BUSY_CORES: Count(busy_s),
-            OWN_CORES: own_s,
+            OWN_CORES: Count(time.process_time()),
         }
 
 
@@ -85,13 +78,13 @@ def cpu_use(num_usable_cores: int, cores: tuple[int, ...], system: Path = Path("
     return CpuUse(counter, min(quota.cores, num_usable_cores))
 
 
-def core_counter(cores: tuple[int, ...]) -> Callable[[], float | None]:
+def core_counter(cores: tuple[int, ...]) -> Callable[[], float]:
     """Busy seconds of these cores, whoever uses them."""
     import psutil
 
     num_online = psutil.cpu_count() or 1
 
-    def busy_s() -> float | None:
+    def busy_s() -> float:
         if len(cores) >= num_online:  # one line to parse instead of one a core
             return _busy_s(psutil.cpu_times())
         every = psutil.cpu_times(percpu=True)
@@ -105,17 +98,19 @@ def _busy_s(times: object) -> float:
     return sum(float(getattr(times, kind, 0.0)) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
-def _group_counter(folder: Path, system: Path) -> Callable[[], float | None] | None:
+def _group_counter(folder: Path, system: Path) -> Callable[[], float] | None:
     """CPU seconds used by the group of that folder. None: the kernel keeps no account for it."""
     # v1: mounted apart from cpu, the account is in the group of the same name.
     accounts = [each for each in read_group_folders("cpuacct", system) if each.name == folder.name] or [folder]
 
-    def v1_usage_s() -> float | None:
-        text = read_text(accounts[0] / "cpuacct.usage").strip()
-        return int(text) / 1e9 if text.isdecimal() else None
+    def v1_usage_s() -> float:
+        return int(read_text(accounts[0] / "cpuacct.usage")) / 1e9
 
-    def v2_usage_s() -> float | None:
-        used_us = parse_counters(read_text(folder / "cpu.stat")).get("usage_usec")
-        return None if used_us is None else used_us / 1e6
+    def v2_usage_s() -> float:
+        return parse_counters(read_text(folder / "cpu.stat"))["usage_usec"] / 1e6
 
-    return next((reader for reader in (v2_usage_s, v1_usage_s) if reader() is not None), None)
+    for reader in (v2_usage_s, v1_usage_s):
+        with suppress(KeyError, ValueError):
+            reader()
+            return reader
+    return None

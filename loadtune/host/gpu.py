@@ -1,16 +1,21 @@
-"""Which GPUs are there, how full each is, who holds its memory, and which device the training runs on.
+"""Which GPUs are there, who holds their memory, which device the training runs on, and what it does meanwhile.
 
-In: NVML's answers. Out: `GpuFacts` and single readings by UUID; what cannot be had is None.
+In: NVML's answers. Out: `GpuFacts`, in which what cannot be had is None; a `Device`; and probes: how busy the GPU is,
+what processes that are not ours take of it, and how full the chip is, from its performance counters.
 """
 
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from loadtune.errors import DeviceError
 from loadtune.host.memory import read_ram
-from loadtune.host.nvml import NOT_SUPPORTED, NVML, Answer, Nvml, NvmlDevice
+from loadtune.host.nvml import NOT_FOUND, NOT_SUPPORTED, NVML, Answer, Nvml, NvmlDevice
+from loadtune.host.sensing import Look, Missing, Probe
 from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.units import bytes_text, percent_text
 
@@ -22,14 +27,7 @@ _PROCESS_LISTS = (
 """A process may stand in several, with the same figure in each."""
 
 _MEMORY_V2 = 0x02000028
-"""NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
-
-_CORES_PER_SM: dict[tuple[int, ...], int] = {
-    **dict.fromkeys(((6, 0), (7, 0), (7, 2), (7, 5), (8, 0)), 64),
-    **dict.fromkeys(((6, 1), (6, 2), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)), 128),
-}
-"""CUDA cores of a multiprocessor by compute capability (CUDA programming guide). NVML counts cores of a whole GPU, and
-multiprocessors of a MIG instance."""
+"""NVML's number for the memory figures that hold the driver's own share apart, which drivers know since 510."""
 
 
 def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
@@ -58,7 +56,6 @@ def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
     if memory is None or index is None:
         return None
     rates = device.value("nvmlDeviceGetUtilizationRates")  # of the last 1/6 to 1 s; under MIG there is none
-    capability = device.value("nvmlDeviceGetCudaComputeCapability")
     return GpuFacts(
         uuid=device.uuid,
         index=index,
@@ -68,28 +65,15 @@ def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
         utilization_fraction=None if rates is None else float(rates.gpu) / 100,
         processes=_read_processes(device),
         driver_bytes=memory[2],
-        num_multiprocessors=_read_multiprocessors(device, tuple(capability or ())),
-        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
     )
-
-
-def _read_multiprocessors(device: NvmlDevice, capability: tuple[int, ...]) -> int | None:
-    attributes = device.value("nvmlDeviceGetAttributes")  # of a MIG instance; a whole GPU has none
-    if attributes is not None:
-        return int(attributes.multiprocessorCount)
-    cores, per_sm = device.value("nvmlDeviceGetNumGpuCores"), _CORES_PER_SM.get(capability)
-    return None if not cores or per_sm is None else int(cores) // per_sm
 
 
 def _read_memory(device: NvmlDevice) -> tuple[int, int, int | None] | None:
     """Total, free, and the driver's own. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML
     refuses to say."""
-    memory = device.value("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
-    if memory is not None:
-        return int(memory.total), int(memory.free), int(memory.reserved)
-    answer = device.ask("nvmlDeviceGetMemoryInfo")
+    answer = device.ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
     if answer.value is not None:
-        return int(answer.value.total), int(answer.value.free), None
+        return int(answer.value.total), int(answer.value.free), int(answer.value.reserved)
     if answer.code == NOT_SUPPORTED:
         ram = read_ram()
         return ram.limit_bytes, ram.available_bytes, None
@@ -202,16 +186,137 @@ def _refusal(host: HostFacts, problem: str) -> DeviceError:
             f"{percent_text(gpu.utilization_fraction)} busy)"
             for number, gpu in enumerate(host.gpus)
         )
-        last = len(host.gpus) - 1
-        numbered = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
         return DeviceError(
-            f"{problem} Visible GPUs: {'; '.join(lines)}. Ask for cpu, cuda, {numbered}, or enough of a UUID to tell "
-            "one GPU with --device; without it the freest GPU is taken."
+            f"{problem} Visible GPUs: {'; '.join(lines)}. Ask for cpu, cuda, cuda:N or the beginning of a GPU's UUID "
+            "with --device; without it the freest GPU is taken."
         )
     found = "No NVIDIA driver answered on this machine."
     if host.driver is not None:
         found = f"The NVIDIA driver ({host.driver}) is there, but no GPU is visible to this process."
-    return DeviceError(
-        f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU: --device cpu, or no --device at "
-        "all."
-    )
+    return DeviceError(f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU: --device cpu.")
+
+
+_OWN_NAMESPACE = Path("/proc/self/ns/pid")
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The kernel's first namespace has this number always (PROC_PID_INIT_INO): its ids are those the driver sees."""
+
+_SM_CLOCK, _GPM_VERSION, _GPM_SM_UTIL = 1, 1, 2
+"""NVML_CLOCK_SM, NVML_GPM_METRICS_GET_VERSION and NVML_GPM_METRIC_SM_UTIL, which is in percent."""
+
+
+class GpuUse(Probe):
+    """Duty cycle and clock at a moment."""
+
+    figures = ("gpu_utilization_fraction", "gpu_sm_clock_hz")
+
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+
+    def look(self, now_s: float) -> Look:
+        rates = self._device.ask("nvmlDeviceGetUtilizationRates")
+        clock = self._device.ask("nvmlDeviceGetClockInfo", _SM_CLOCK)
+        return {
+            "gpu_utilization_fraction": Missing(rates.reason) if rates.reason else rates.value.gpu / 100,
+            "gpu_sm_clock_hz": Missing(clock.reason) if clock.reason else clock.value * 1_000_000,
+        }
+
+
+class GpuOthers(Probe):
+    """SM share of all processes but our own. Ids of processes mean nothing across a container's border."""
+
+    figures = ("gpu_others_sm_fraction",)
+
+    def __init__(
+        self, device: NvmlDevice, own_pids: Callable[[], Container[int]], namespace: Path = _OWN_NAMESPACE
+    ) -> None:
+        self._device, self._own_pids, self._namespace = device, own_pids, namespace
+        self._seen_us: int | None = None
+        """Stamp of the newest sample known; None: nothing was asked yet."""
+
+    def look(self, now_s: float) -> Look:
+        if not _sees_the_drivers_ids(self._namespace):
+            return self.all_missing("in a container process ids are not the driver's")
+        return {"gpu_others_sm_fraction": self._sm_share(self._own_pids())}
+
+    def _sm_share(self, own: Container[int]) -> float | Missing | None:
+        """Mean of each process's samples, summed. Left out: the driver's empty and impossible ones."""
+        seen_us = self._seen_us or 0
+        answer = self._device.ask("nvmlDeviceGetProcessUtilization", seen_us)
+        if answer.reason is not None and answer.code != NOT_FOUND:
+            return Missing(answer.reason)
+        fresh = [sample for sample in answer.value or () if sample.timeStamp > seen_us]
+        # The first answer is the driver's whole memory of the past. None at all: nobody has used the GPU since.
+        first, self._seen_us = self._seen_us is None, max((int(s.timeStamp) for s in fresh), default=seen_us)
+        each: dict[int, list[float]] = {}
+        for sample in fresh:
+            if sample.pid and sample.pid not in own and sample.smUtil <= 100:
+                each.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
+        return None if first else sum(fmean(shares) for shares in each.values())
+
+
+def _sees_the_drivers_ids(namespace: Path) -> bool:
+    """Whether the process ids we know are those that the driver lists. True where that cannot be read."""
+    try:
+        return str(namespace.readlink()) == _FIRST_NAMESPACE
+    except OSError:
+        return True
+
+
+class Gpm(Probe):
+    """Activity between the last look and this one, by the performance counters."""
+
+    figures = ("gpu_sm_activity_fraction",)
+
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+        self._refusal: str | None = None
+        self._buffers: list[Any] = []
+        """The last sample first, the one to fill next behind it."""
+        self._has_last = False
+
+    def look(self, now_s: float) -> Look:
+        if not self._buffers and self._refusal is None:
+            self._refusal = self._open()
+        if self._refusal is not None:
+            return self.all_missing(self._refusal)
+        last, spare = self._buffers
+        taken = self._device.ask("nvmlGpmSampleGet", spare)
+        had_last, self._has_last = self._has_last, taken.reason is None
+        if taken.reason is not None:
+            return self.all_missing(taken.reason)
+        self._buffers = [spare, last]
+        return self._between(last, spare) if had_last else dict.fromkeys(self.figures)
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            self._device.nvml.attempt("nvmlGpmSampleFree", buffer)
+        self._buffers, self._has_last = [], False
+
+    def _open(self) -> str | None:
+        """Take the buffers. Returns why that cannot be."""
+        support = self._device.ask("nvmlGpmQueryDeviceSupport")
+        if support.reason is not None or not support.value.isSupportedDevice:
+            return support.reason or "not supported by this GPU: it takes Hopper or newer"
+        answers = [self._device.nvml.attempt("nvmlGpmSampleAlloc") for _ in range(2)]
+        self._buffers = [answer.value for answer in answers if answer.reason is None]
+        refusal = next((answer.reason for answer in answers if answer.reason is not None), None)
+        if refusal is not None:
+            self.close()
+        return refusal
+
+    def _between(self, earlier: Any, later: Any) -> Look:
+        made = self._device.nvml.attempt("c_nvmlGpmMetricsGet_t")
+        if made.reason is not None:
+            return self.all_missing(made.reason)
+        asked = made.value
+        asked.version, asked.numMetrics = _GPM_VERSION, 1
+        asked.sample1, asked.sample2 = earlier, later
+        asked.metrics[0].metricId = _GPM_SM_UTIL
+        answer = self._device.nvml.attempt("nvmlGpmMetricsGet", asked)
+        if answer.reason is not None:
+            return self.all_missing(answer.reason)
+        metric = asked.metrics[0]
+        if metric.nvmlReturn != 0:
+            return self.all_missing(f"NVML's error {metric.nvmlReturn} for this counter")
+        # Not a number where nothing was counted.
+        return {"gpu_sm_activity_fraction": metric.value / 100 if math.isfinite(metric.value) else None}

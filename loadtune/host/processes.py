@@ -6,14 +6,14 @@ which need not be the one whose memory grew.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram, read_ram
-from loadtune.host.sensing import ANONYMOUS, Look, Probe
+from loadtune.host.sensing import Count, Look, Probe
 
 Role = Literal["main", "worker", "other"]
 
@@ -40,14 +40,13 @@ class Used(NamedTuple):
 
 
 class ProcessTree(Probe):
-    """CPU cores, resident memory, and memory that the training process and its workers allocated themselves: no files
-    they mapped, no batches in /dev/shm.
+    """CPU cores and resident memory of the training process and its workers.
 
     Processes that come and go between two looks, such as the decoder that a dataset starts for each sample, are seldom
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
     """
 
-    figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores", *ANONYMOUS)
+    figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores")
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
@@ -66,7 +65,7 @@ class ProcessTree(Probe):
         return list(self._last)
 
     def of(self, role: Role) -> list[Any]:
-        """psutil's, of this role, as of the last look: workers in order of their start."""
+        """psutil's, of this role, as of the last look."""
         return [process for process, its in self._followed if its == role]
 
     def look(self, now_s: float) -> Look:
@@ -81,7 +80,6 @@ class ProcessTree(Probe):
         found: dict[str, Any] = {
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
             "training_rss_bytes": sum(use.rss_bytes for use in (*main, *workers)),
-            **dict(zip(ANONYMOUS, (_anonymous(main), _anonymous(workers), len(workers)), strict=True)),
         }
         if not last or elapsed_s <= 0:
             return dict.fromkeys(self.figures) | found
@@ -120,19 +118,10 @@ class ProcessTree(Probe):
 
 
 def roles(tree: Sequence[Any]) -> list[tuple[Any, Role]]:
-    """The root, then the workers in order of their start, as the loader numbers them, then the rest."""
-    named = [(process, _asked(process.name)) for process in tree[1:]]
-    # Workers are forked one by one, and several within a tick of the clock: then their ids tell.
-    workers = sorted(
-        (process for process, name in named if name == WORKER_NAME),
-        key=lambda process: (process.create_time(), process.pid),
-    )
-    by_role: tuple[tuple[Role, Sequence[Any]], ...] = (
-        ("main", tree[:1]),
-        ("worker", workers),
-        ("other", [process for process, name in named if name != WORKER_NAME]),
-    )
-    return [(process, role) for role, processes in by_role for process in processes]
+    """The root, then all that it started, parents first."""
+    started = [(process, _asked(process.name)) for process in tree[1:]]
+    main: list[tuple[Any, Role]] = [(process, "main") for process in tree[:1]]
+    return [*main, *((process, "worker" if name == WORKER_NAME else "other") for process, name in started)]
 
 
 def _process(pid: int) -> Any:
@@ -165,51 +154,38 @@ def _asked(question: Callable[[], Any]) -> Any:
         return None
 
 
-def _anonymous(used: Iterable[Used]) -> int:
-    return sum(use.anonymous_bytes for use in used)
-
-
 class Reads(Probe):
     """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
 
-    As a process ends, the kernel adds its account to its parent's. So of storage the difference of sums counts, unlike
-    that of CPU time. Between the end and the parent's notice of it the sum dips, and its highest is taken. What was
-    read from files is the workers' alone: a training process that had workers has also read what they read.
+    As a process ends, the kernel adds its account to its parent's. Between the end and the parent's notice of it the
+    sum dips, and its highest is taken. What was read from files is the workers' alone: a training process that had
+    workers has also read what they read. Where others load than at the last look, nothing is known.
     """
 
     figures = ("disk_read_bytes_per_s", "file_read_bytes_per_s")
 
     def __init__(self, tree: ProcessTree) -> None:
         self._tree = tree
-        self._root_pid: int | None = None
-        self._had_workers = False
-        self._looked_s = 0.0
+        self._root: Any = None
         self._fetched = 0
-        self._last: dict[Any, int] = {}
-        """What each of those that load had read at the last look."""
+        self._loading: list[Any] | None = None
 
     def look(self, now_s: float) -> Look:
         processes = self._tree.processes
-        if not processes:
-            self._root_pid = None
-            return dict.fromkeys(self.figures)
         counts = {process: counted for process in processes if (counted := _asked(process.io_counters)) is not None}
-        if not counts:
+        if processes and not counts:
             return self.all_missing("the kernel does not tell what a process reads")
-        is_another, self._root_pid = processes[0].pid != self._root_pid, processes[0].pid
-        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
-        before = 0 if is_another else self._fetched
-        self._fetched = max(before, sum(counted.read_bytes for counted in counts.values()))
-        workers = self._tree.of("worker")
-        self._had_workers = bool(workers) or (self._had_workers and not is_another)
-        loading = workers if self._had_workers else self._tree.of("main")
-        last, self._last = self._last, {each: counts[each].read_chars for each in loading if each in counts}
-        if is_another or elapsed_s <= 0:
+        before, self._root = self._root, processes[0] if processes else None
+        if self._root is None or before not in (None, self._root):
+            self._fetched, self._loading = 0, None
             return dict.fromkeys(self.figures)
-        read = [count - last[each] for each, count in self._last.items() if each in last]
+        self._fetched = max(self._fetched, sum(counted.read_bytes for counted in counts.values()))
+        loading = [process for process in self._tree.of("worker") or self._tree.of("main") if process in counts]
+        is_same, self._loading = self._loading in (None, loading), loading
+        read = sum(counts[process].read_chars for process in loading)
         return {
-            "disk_read_bytes_per_s": (self._fetched - before) / elapsed_s,
-            "file_read_bytes_per_s": sum(read) / elapsed_s if read else None,
+            "disk_read_bytes_per_s": Count(self._fetched),
+            "file_read_bytes_per_s": Count(read) if is_same else None,
         }
 
 

@@ -3,7 +3,7 @@
 A probe is something the sampler looks at again and again. Each of its figures is named as the field of `Telemetry` that
 it ends up in, or as what that is made of. A `Track` holds one figure's readings; a value stands for the time since the
 look before. So a mean is the difference of two integrals, and a sampler that was late bends nothing. Which figure is a
-mean, a peak or a total is said here and nowhere else.
+mean or a peak is said here and nowhere else.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from loadtune.records.telemetry import MemoryReading, Telemetry, Timeline
+from loadtune.records.telemetry import Telemetry, Timeline
 
 
 class Count(NamedTuple):
@@ -51,14 +51,10 @@ class Probe(ABC):
 BUSY_CORES, OWN_CORES = "busy_cpu_cores", "own_cpu_cores"
 """Cores that are busy with whatever it is, and with this process, which watches."""
 
-ANONYMOUS = ("main_anonymous_bytes", "workers_anonymous_bytes", "num_workers")
-"""What `MemoryReading` is made of."""
-
 READING = "reading"
 """A figure of the sampler's own: one value for each reading that it took."""
 
-_TOTALS = ("gpu_energy_j",)
-_PEAKS = ("gpu_memory_used_bytes", "training_rss_bytes", "ram_used_bytes")
+_PEAKS = ("training_rss_bytes", "ram_used_bytes")
 """All other figures are means."""
 
 KEPT_S = 600.0
@@ -158,37 +154,22 @@ def telemetry(
     num_readings = len(tracks[READING].within(start_s, end_s)) if READING in tracks else 0
     if num_readings == 0:
         return None
-    seconds, fields = end_s - start_s, Telemetry.__dataclass_fields__
+    fields = Telemetry.__dataclass_fields__
     found: dict[str, Any] = {}
     for figure in tracks.keys() & fields.keys():
         track = tracks[figure]
-        if figure in _PEAKS:
-            found[figure] = max(track.values(start_s, end_s), default=None)
-        else:
-            mean = track.mean(start_s, end_s)
-            found[figure] = mean * seconds if mean is not None and figure in _TOTALS else mean
+        peaks = figure in _PEAKS
+        found[figure] = max(track.values(start_s, end_s), default=None) if peaks else track.mean(start_s, end_s)
     busy, own = (tracks[each].mean(start_s, end_s) if each in tracks else None for each in (BUSY_CORES, OWN_CORES))
     training = found.get("training_cpu_cores")
     if busy is not None and training is not None and own is not None:
         # Counters of processes and of cores tick apart, so the difference may be a little below 0.
         found["others_cpu_cores"] = max(0.0, busy - training - own)
     return Telemetry(
-        seconds=seconds,
-        memory=_memory(tracks, start_s, end_s),
+        seconds=end_s - start_s,
         timeline=_timeline(tracks, num_readings, start_s, end_s),
         missing={figure: why for figure, why in missing.items() if figure in fields and found.get(figure) is None},
         **found,
-    )
-
-
-def _memory(tracks: Mapping[str, Track], start_s: float, end_s: float) -> tuple[MemoryReading, ...]:
-    """Every second reading, which is enough for a slope."""
-    read = [tracks[figure].within(start_s, end_s)[::2] if figure in tracks else [] for figure in ANONYMOUS]
-    return tuple(
-        MemoryReading(
-            after_s=main.at_s - start_s, main_bytes=main.value, workers_bytes=workers.value, num_workers=number.value
-        )
-        for main, workers, number in zip(*read, strict=True)
     )
 
 

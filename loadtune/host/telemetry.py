@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from loadtune.host.cpu import cpu_use, read_affinity
-from loadtune.host.gpu_probes import OFTEN, SELDOM, Gpm, GpuFigures, GpuOthers
+from loadtune.host.gpu import Gpm, GpuOthers, GpuUse
 from loadtune.host.memory import RamUse
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
 from loadtune.host.processes import ProcessTree, Reads
@@ -23,9 +23,8 @@ from loadtune.records.facts import Device
 from loadtune.records.telemetry import Reading, Telemetry
 
 CPU_SHARE = 0.015
-"""Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look,
-and memory, power and energy 3.9 ms together: twelve times a second that was 8% of a core. Elsewhere it is
-microseconds."""
+"""Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look:
+twelve times a second that was 3% of a core. Elsewhere it is microseconds."""
 
 _COSTS = 5
 """Looks whose median says what one costs: a look for new workers costs twenty times as much as the others."""
@@ -64,8 +63,7 @@ def machine_probes(
     others = GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
     return (
         *probes,
-        Paced(GpuFigures(gpu, OFTEN)),
-        Paced(GpuFigures(gpu, SELDOM), 5),
+        Paced(GpuUse(gpu)),
         Paced(Gpm(gpu), 5),
         Paced(others, 10),
     )
@@ -114,15 +112,10 @@ class Sampler:
         self._missing: dict[str, str] = {}
         self._lock = threading.Lock()
         """Of what was seen."""
-        self._looking = threading.Lock()
-        """Of the probes: a thread that hung in a driver when it was closed must not look beside the next one."""
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="loadtune-sampler", daemon=True)
 
     def __enter__(self) -> Self:
-        # An event for each thread: one that hung in a driver when it was closed must not go on with the next.
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="loadtune-sampler", daemon=True)
         self._thread.start()
         return self
 
@@ -130,19 +123,14 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT_S)
-            self._thread = None
-        self.close()
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():  # else a look hangs, and nothing can be taken from under it
+            self.close()
 
     def close(self) -> None:
-        """Give back what the probes hold of the driver; to look again takes it anew."""
-        if self._looking.acquire(blocking=False):  # else a look hangs, and nothing can be taken from under it
-            try:
-                for paced in self._probes:
-                    paced.probe.close()
-            finally:
-                self._looking.release()
+        """Give back what the probes hold of the driver."""
+        for paced in self._probes:
+            paced.probe.close()
 
     def latest(self) -> Reading | None:
         """The newest reading; None before the first."""
@@ -159,16 +147,15 @@ class Sampler:
 
     def sample(self, *, everything: bool = False) -> None:
         """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
-        with self._looking:
-            now_s = self._now()
-            for number, paced in enumerate(self._probes):
-                if everything or now_s >= self._due_s[number]:
-                    self._look(paced.probe, self._costs_s[number])
-                    # A little less than whole readings, so that one which is late by a moment does not cost another.
-                    pause_s = max((paced.every - 0.5) * self._interval_s, median(self._costs_s[number]) / CPU_SHARE)
-                    self._due_s[number] = now_s + min(LONGEST_PAUSE_S, pause_s)
-            with self._lock:
-                self._track(READING).add(self._now(), 1.0)
+        now_s = self._now()
+        for number, paced in enumerate(self._probes):
+            if everything or now_s >= self._due_s[number]:
+                self._look(paced.probe, self._costs_s[number])
+                # A little less than whole readings, so that one which is late by a moment does not cost another.
+                pause_s = max((paced.every - 0.5) * self._interval_s, median(self._costs_s[number]) / CPU_SHARE)
+                self._due_s[number] = now_s + min(LONGEST_PAUSE_S, pause_s)
+        with self._lock:
+            self._track(READING).add(self._now(), 1.0)
 
     def _look(self, probe: Probe, costs_s: deque[float]) -> None:
         """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
@@ -189,9 +176,9 @@ class Sampler:
             self._tracks[figure] = Track(figure)
         return self._tracks[figure]
 
-    def _run(self, stop: threading.Event) -> None:
+    def _run(self) -> None:
         pause_s = 0.0
-        while not stop.wait(pause_s):
+        while not self._stop.wait(pause_s):
             began_s = time.monotonic()
             self.sample()
             pause_s = max(0.0, self._interval_s - (time.monotonic() - began_s))

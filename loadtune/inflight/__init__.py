@@ -2,6 +2,6 @@
 
 `hook` puts an iterator of ours (`iterator`) in the place of torch's. A `tuner` for each loader reads the times of its
 steps (`measure`), asks `limits` how many workers may be, and switches. `gates` says which loaders are left alone.
-`account` keeps what was found, for people and loggers, and `learnt` for the next run. `launch` runs a script with the
-hook in it. This file imports nothing: the hook is in place before torch is.
+`account` keeps what was found, for people, loggers and the next run. `loadtune/cli_exec.py` runs a script with the hook
+in it. This file imports nothing: the hook is in place before torch is.
 """

@@ -1,6 +1,6 @@
-"""What was found and done about each loader: for stderr, for loggers, as JSON and as a page. Needs no torch."""
+"""What was found and done about each loader: for stderr, for loggers, as JSON, and for the next run. Needs no torch."""
 
-import html
+import hashlib
 import json
 import os
 import sys
@@ -9,10 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from loadtune.inflight.placement import num_ranks, rank
+from loadtune.host.cpu import read_cpu_name, read_num_usable_cores
+from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
 from loadtune.units import counted, number_text, percent_text
 
-RESULT_FILE, PAGE_FILE = "inflight.json", "inflight.html"
+RESULT_FILE = "inflight.json"
+CACHE_VARIABLE = "LOADTUNE_CACHE"
 SCHEMA_VERSION = 1
 
 
@@ -142,16 +144,11 @@ def _blocked(account: Account) -> str:
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE, **where: str | int) -> None:
-    """``where``: facts about the machine and the job. Raises OSError."""
+    """The file is whole or as it was. ``where``: facts about the machine and the job. Raises OSError."""
     record = {"schema_version": SCHEMA_VERSION, **where, "loaders": [asdict(each) for each in found]}
-    write_whole(folder / name, json.dumps(record, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is whole or as it was. Raises OSError."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    part.write_text(text)
-    part.replace(path)
+    part = folder / f"{name}.{os.getpid()}.tmp"
+    part.write_text(json.dumps(record, indent=1))
+    part.replace(folder / name)
 
 
 def write_own(folder: str | None) -> None:
@@ -173,12 +170,53 @@ def read(path: Path) -> list[Account]:
         raise ValueError(f"{path} is no result of loadtune exec: {error}") from None
 
 
-def page(found: Sequence[Account]) -> str:
-    """The summary and all switches as one HTML file."""
-    switches = (
-        f"{each.name}: {one['num_workers']} from epoch {one['epoch']}, batch {one['batch']}"
-        for each in found
-        for one in each.switches
-    )
-    text = html.escape("\n".join([*summary(found), *switches]))
-    return f"<!doctype html><meta charset=utf-8><title>loadtune exec</title><h1>Workers</h1><pre>{text}</pre>\n"
+# For the next run of the same script: a file for each loader, in the folder that $LOADTUNE_CACHE names
+
+
+def learnt_file(account: Account, launchers: str | None, *facts: object) -> Path | None:
+    """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named.
+
+    A rank that is started again begins with what its machine had found, in ``launchers``, the folder of its launcher.
+    """
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder is None and launchers is not None and num_ranks() > 1:
+        folder = f"{launchers}/found"
+    script = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
+    same = (script, account.name, account.own_workers, read_num_usable_cores(), num_local_ranks(), *facts)
+    return Path(folder) / f"{hashlib.sha256(repr(same).encode()).hexdigest()[:16]}.json" if folder else None
+
+
+def read_learnt(path: Path, account: Account) -> Account | None:
+    """What an earlier run found about it. None: nothing that can be used."""
+    with suppress(OSError, ValueError, TypeError):
+        (found,) = read(path)
+        measured = (found.load_s, found.cpu_s, found.first_samples_per_s, found.num_workers)
+        are_numbers = all(isinstance(each, int | float) and each > 0 for each in measured)
+        sizes = (found.num_workers, found.batch_bytes, found.batch_tensors)
+        same = (found.name, found.own_workers) == (account.name, account.own_workers)
+        return found if same and are_numbers and all(isinstance(each, int) for each in sizes) else None
+    return None
+
+
+def write_learnt(path: Path, account: Account) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        machine = f"{read_cpu_name() or 'CPU'}, {counted(read_num_usable_cores(), 'core')}"
+        write([account], path.parent, path.name, machine=machine, ranks=num_local_ranks())
+
+
+LEARNT_COLUMNS = ("loader", "machine", "ranks on it", "workers", "samples/s of a rank")
+
+
+def learnt_rows(folder: Path) -> list[tuple[str, ...]]:
+    """One for each loader that is kept in a folder, as `LEARNT_COLUMNS` say; what cannot be read is left out."""
+    rows = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+            record, (found,) = json.loads(path.read_text()), read(path)
+            rate = found.samples_per_s or 0.0
+            gain = rate / (found.first_samples_per_s or rate)
+            workers = f"{found.own_workers} → {found.num_workers}"
+            machine, ranks = str(record["machine"]), str(record["ranks"])
+            rows.append((found.name, machine, ranks, workers, f"{number_text(rate)} ({gain:.1f}×)"))
+    return sorted(rows)

@@ -25,8 +25,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from loadtune.stream.random_states import read_states, same_states
 from loadtune.stream.settings import Settings
+from loadtune.stream.worker_rows import read_states, same_states
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -153,7 +153,7 @@ def _main_can_be_imported() -> bool:
 def _read_offsets() -> dict[tuple[str, int], int]:
     """Of the regular files that this process has open for reading. A forked worker that reads one moves it."""
     offsets = {}
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+    for name in os.listdir("/proc/self/fd"):
         try:
             number, path = int(name), os.readlink(f"/proc/self/fd/{name}")
             readable = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
@@ -227,9 +227,7 @@ def _items(each: Any) -> tuple[Any, ...]:
         return each.__closure__ or ()
     if isinstance(each, partial | types.MethodType) or not hasattr(each, "__dict__"):
         return tuple(gc.get_referents(each))
-    slots = [cls.__dict__.get("__slots__", ()) for cls in type(each).__mro__ if cls.__module__ != "torch"]
-    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
-    return (*vars(each).values(), *(getattr(each, name, None) for name in names))
+    return tuple(vars(each).values())
 
 
 def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:

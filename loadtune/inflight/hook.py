@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from loadtune.inflight import account as told
-from loadtune.inflight.options import TEST_VARIABLE, Options
+from loadtune.inflight.environment import TEST_VARIABLE, Options
 
 _options: Options | None = None
 _has_said_why = False

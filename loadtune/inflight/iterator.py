@@ -9,14 +9,13 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, hook, learnt
+from loadtune.inflight import gates, hook
 from loadtune.inflight.account import Account
-from loadtune.inflight.options import Options
-from loadtune.inflight.placement import rank
+from loadtune.inflight.environment import Options, rank
 from loadtune.inflight.ranks import join
 from loadtune.inflight.tuner import Shared, Tuner
 from loadtune.stream import torch_private as private
-from loadtune.stream.random_states import read_states, write_states
+from loadtune.stream.worker_rows import read_states, write_states
 
 
 class _Tuned:
@@ -131,7 +130,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         same_loader = (each for each in told.read(Path(options.replay)) if each.name == account.name)
         replayed = next((each for each in same_loader if each.rank == here), nothing)
     elif not options.dry_run:
-        known = learnt.file_of(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
+        known = told.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
     tuners.append(Tuner(told.keep(account), loader, options, replayed, known))
     Shared.tuners.append(tuners[-1])
     return tuners[-1]

@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 from loadtune.host.memory import read_ram, read_shm
 from loadtune.host.processes import proportional_bytes
 from loadtune.inflight.account import Account
+from loadtune.inflight.environment import num_local_ranks
 from loadtune.inflight.measure import Work
-from loadtune.inflight.placement import num_local_ranks
-from loadtune.units import bytes_text
 
 MOST = 64
 _WAITS = 0.15
@@ -25,13 +24,19 @@ _SHARE = 0.5
 _USUAL_WORKER = 30 << 20
 
 
+_HINTS = {"/dev/shm": ": docker run --shm-size gives more", "descriptors": ": ulimit -n gives more"}
+
+
 class Bound(NamedTuple):
     """The most workers, and what bounds them."""
 
     most: int
-    reason: Literal["cores", "--max-workers", "RAM", "/dev/shm", "descriptors"]
-    text: str
-    """For people: figures of the bound."""
+    reason: str
+    """``cores``, ``RAM``, ``/dev/shm``, ``descriptors`` or ``--max-workers``."""
+
+    @property
+    def text(self) -> str:
+        return f"no more are allowed by {self.reason}{_HINTS.get(self.reason, '')}"
 
 
 def batch_size(batch: Any) -> tuple[int, int]:
@@ -64,24 +69,15 @@ def most_workers(
     descriptors, per_worker = _free_descriptors() * _SHARE, 8
     if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
         per_worker += account.batch_tensors * (prefetch_factor + 1)
-    bounds = [
-        Bound(by_cores, "cores", f"{cores:.0f} cores, of which a worker uses {work.cpu_share:.0%}"),
-        Bound(int(ram / each), "RAM", f"a worker takes {bytes_text(each)}, and {bytes_text(ram)} may be used"),
-        Bound(
-            int(shm / max(1, queued)),
-            "/dev/shm",
-            f"a worker's batches take {bytes_text(queued)}, and {bytes_text(shm)} may be used. A container has more "
-            "with a larger --shm-size",
-        ),
-        Bound(
-            int(descriptors / per_worker),
-            "descriptors",
-            f"a worker takes {per_worker} descriptors, and {descriptors:.0f} may be used. `ulimit -n` raises that",
-        ),
-        Bound(MOST if max_workers is None else max_workers, "--max-workers", "--max-workers allows no more"),
-    ]
-    least = min(bounds, key=lambda bound: bound.most)
-    return least._replace(most=max(1, least.most))
+    bounds = {
+        "cores": by_cores,
+        "RAM": int(ram / each),
+        "/dev/shm": int(shm / max(1, queued)),
+        "descriptors": int(descriptors / per_worker),
+        "--max-workers": MOST if max_workers is None else max_workers,
+    }
+    reason = min(bounds, key=lambda name: bounds[name])
+    return Bound(max(1, bounds[reason]), reason)
 
 
 def scheduled_s(pids: Iterable[int]) -> tuple[float, float]:

@@ -15,8 +15,8 @@ from statistics import fmean, median
 from typing import Any
 
 from loadtune.inflight.account import say
+from loadtune.inflight.environment import equal_share, own_cores
 from loadtune.inflight.measure import ACT
-from loadtune.inflight.placement import equal_share, own_cores
 from loadtune.units import percent_text
 
 PAUSE_S = 10.0

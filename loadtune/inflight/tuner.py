@@ -17,17 +17,15 @@ from typing import Any
 import torch
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, learnt, limits, measure
+from loadtune.inflight import gates, limits, measure
 from loadtune.inflight.account import Account
+from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.measure import GROUP, Reading, Steps, Work
-from loadtune.inflight.options import TEST_VARIABLE, Options
-from loadtune.inflight.placement import equal_share, num_ranks
 from loadtune.inflight.ranks import Ranks
 from loadtune.stream import torch_private as private
-from loadtune.stream.counters import Switch
 from loadtune.stream.sample_table import DRAWS
-from loadtune.stream.settings import Settings, start_method
-from loadtune.stream.switching import MAX_BLOCKED_S, SwitchingIterator, SwitchingLoader
+from loadtune.stream.settings import Settings, Switch, start_method
+from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
 from loadtune.units import counted
 
 _STEP_UP, _TRIES = 0.08, 2
@@ -76,7 +74,7 @@ class Tuner:
         replayed: Account | None = None,
         learnt_file: Path | None = None,
     ) -> None:
-        """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found; see `learnt`."""
+        """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found."""
         self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
         self.own = Settings.of(loader)
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
@@ -96,7 +94,7 @@ class Tuner:
         self.tried: list[int] = []
         self.begins_s = 0.0
         """Seconds until the first batches of its epochs came."""
-        self.starts_blocking = self.has_said_random = self.is_trusted = False
+        self.has_said_random = self.is_trusted = False
         self.cpu_rate = 0.0
         """Cores that its workers keep busy."""
         self.own_cpu_s = 0.0
@@ -106,11 +104,11 @@ class Tuner:
         """The newest: workers before and after it, and what was measured before it. None: none."""
         self.start_cpu_s = _FORK_CPU_S if self.method == "fork" else _IMPORT_CPU_S
         self.steps = Steps(-1)
-        self.clocks: tuple[int, float, float] | None = None
+        self.clocks: tuple[float, float, float] | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state = "watching" if replayed is None else "replaying"
         account.reason = _STREAM if self.is_stream else None
-        if learnt_file is not None and (found := learnt.read(learnt_file, account)) is not None:
+        if learnt_file is not None and (found := told.read_learnt(learnt_file, account)) is not None:
             self._begin_with(found)
 
     @property
@@ -141,18 +139,14 @@ class Tuner:
         self.view: Any = private.LoaderView(loader, self.sampler)
         self.source = weakref.ref(loader)
         self.trust = gates.Trust(self.view, self.sampler, self.own, self.method)
-        # The user's workers begin where others take long to start: these follow in the background.
-        number = self.target if self.method == "fork" or self.starts_blocking else None
+        number = self.target
         if self.replayed is not None:
             number = next((number for batch, number in self._replayed(self.epoch + 1)[::-1] if batch == 0), None)
         elif number is not None and (reason := self.trust.reason_against()) is not None:
             self._leave(reason)
             number = None
-        self.loader = SwitchingLoader(
-            self.view,
-            settings=self.own if number is None else self.own.changed(**self._workers(number)),
-            max_blocked_s=MAX_BLOCKED_S if self.replayed is None else math.inf,
-        )
+        begins = self.own if number is None else self.own.changed(**self._workers(number))
+        self.loader = SwitchingLoader(self.view, settings=begins)
         self.iterator = self.loader.begin()
         return self.iterator
 
@@ -168,18 +162,16 @@ class Tuner:
         self.last_end: float | None = None
         self.blocked_then_s = 0.0
         self.num_delivered, self.num_noted = 0, len(self.loader.counters.switches)
-        number = self.loader.settings.num_workers
-        self._now(number, queued=number)
+        # A switch that persistent workers still wait for is to come; without workers the first batch begins them.
+        delivering = self.iterator.delivering()
+        number = (self.loader if delivering is None else delivering).settings.num_workers
+        self._delivering(number)
         if number != self.own.num_workers:
             self._say_random()
             self._note_switch(0, number)
         for batch, replayed in self._replayed(self.epoch):
             if batch > 0:
                 self.loader.switch(**self._workers(replayed), at=batch)
-        if self.target is not None and number == self.target:
-            self.account.state = self._state_with(number)
-        elif self.target is not None:
-            self.pending, self.account.state = None, "starting"
 
     def _replayed(self, epoch: int) -> list[tuple[int, int]]:
         """The switches to be repeated in this epoch: batch, workers."""
@@ -322,7 +314,7 @@ class Tuner:
     def _worker_pids(self) -> list[int]:
         return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
 
-    def _read_clocks(self) -> tuple[int, float, float]:
+    def _read_clocks(self) -> tuple[float, float, float]:
         """Of whoever loads, so far: batches, CPU seconds with those of the start, seconds queued for a core."""
         if not self.steps.num_workers:
             return self.num_delivered, self.own_cpu_s, 0.0
@@ -352,7 +344,7 @@ class Tuner:
 
     def _look_for_draws(self) -> None:
         here = self.loader.table.row(None)[DRAWS] > 0
-        self.account.draws_random |= here or any(each.draws for each in self.iterator.workers())
+        self.account.draws_random |= here or any(each.draws > 0 for each in self.iterator.workers())
 
     def _bound(self, work: Work, account: Account, worker_pid: int | None = None) -> limits.Bound:
         self.cores = Shared.cores()
@@ -428,9 +420,6 @@ class Tuner:
             reason = "its samples are random, and --exact keeps their random numbers"
         if reason is not None:
             self._leave(reason)
-        elif not self.iterator.may_start(self.own.changed(num_workers=want)):
-            self.target, self.starts_blocking = want, True
-            self._rest("workers", f"starting others would stop the loop for long; the next epoch begins with {want}")
         else:
             self.tried.append(want)
             Shared.trying, self.target = self, want
@@ -454,28 +443,16 @@ class Tuner:
             self.say("samples are random: other workers draw other random numbers, as when you set num_workers")
 
     def _starting(self) -> None:
-        if self.pending is None:  # the user's workers have begun an epoch, and others follow if that takes less time
-            assert self.target is not None
-            if (reason := self.trust.reason_against()) is not None:
-                self._leave(reason)
-                return
-            number, saved_s = self.target, math.inf
-            if self.change is not None:
-                number, saved_s = self._best_number(*self.change[2:], self.target)
-            if saved_s > 0:
-                self._ask_for(number)
-            else:
-                self.account.state = "resting"
-        elif self.pending.delivers_s is not None:
-            number = self.pending.settings.num_workers
-            self._now(number, queued=number)
-            self.account.state = self._state_with(number)
+        if self.pending is not None and self.pending.delivers_s is not None:
+            self._delivering(self.pending.settings.num_workers)
 
-    def _state_with(self, num_workers: int) -> str:
-        """Whether these deliver for the first time, were judged before, or were found by an earlier run."""
-        if self.change is None:
-            return "watching"
-        return "judging" if self.kept is None or num_workers > self.kept else "resting"
+    def _delivering(self, number: int) -> None:
+        """These deliver from now on. If they are not the user's, an earlier run found them, they were judged before, or
+        they are judged now."""
+        self._now(number, queued=number)
+        if number == self.target:
+            is_new = self.kept is None or number > self.kept
+            self.account.state = "watching" if self.change is None else "judging" if is_new else "resting"
 
     def _judging(self, reading: Reading) -> None:
         assert self.change is not None
@@ -494,12 +471,12 @@ class Tuner:
             return
         self._note_rate(reading)
         self.kept = now
-        limit = "the step limits" if not reading.waits else "the cores limit" if fewer else "the workers limit"
-        self.say(f"{self.account.change_text(was, now)}; {limit} now")
+        limit = "the step" if not reading.waits else "cores" if fewer else "workers"
+        self.say(f"{self.account.change_text(was, now)}; limited by {limit} now")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
         if work is not None and self.learnt_file is not None:
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
-            learnt.write(self.learnt_file, self.account)
+            told.write_learnt(self.learnt_file, self.account)
         idle = now if work is None else measure.needed(work, reading.total_s)
         if can_correct and reading.waits:
             self.account.state = "watching"

@@ -11,7 +11,6 @@ the driver has no more, every segment that is wholly free goes back before the r
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import attrgetter
 
 from loadtune.records.memory import AllocationTrace, FitReport
@@ -128,7 +127,7 @@ class Outcome:
 
     reserved_peak_bytes: int
     num_steady_retries: int
-    """Allocator retries within the last step of the trace and the one played after it."""
+    """Allocator retries within the last step of the trace."""
 
 
 class Forecast:
@@ -137,18 +136,16 @@ class Forecast:
     def __init__(self, low: AllocationTrace, high: AllocationTrace, budget_bytes: int) -> None:
         self._idle_bytes, self._traced_size = high.idle_bytes, high.batch_size
         self._last_step = high.step_starts[-1]
-        self._recorded, self._one_more = high.events, _one_more_step(high)
-        self._budget_bytes = budget_bytes
+        self._events, self._budget_bytes = high.events, budget_bytes
         self._fixed = _fixed_sizes(low, high)
 
-    def outcome(self, batch_size: int, *, one_more_step: bool = True) -> Outcome | None:
-        """None: it would run out of memory, in the recorded steps or in one more after them."""
+    def outcome(self, batch_size: int) -> Outcome | None:
+        """None: it would run out of memory."""
         allocator = CachingAllocator(self._budget_bytes, self._idle_bytes)
         blocks: dict[int, Block] = {}
         retries_before = number = 0
-        events = self._recorded + self._one_more if one_more_step else self._recorded
         scale = batch_size / self._traced_size
-        for at, event in enumerate(events):
+        for at, event in enumerate(self._events):
             if at == self._last_step:
                 retries_before = allocator.num_retries
             if event < 0:
@@ -164,11 +161,11 @@ class Forecast:
         )
 
     def largest(self, at_least: int, at_most: int) -> int:
-        """Largest size between the two whose recorded steps would fit, found by halves; `at_least` is known to."""
+        """Largest size between the two that would fit, found by halves; `at_least` is known to."""
         low, high = at_least, at_most + 1
         while high - low > max(1, low // 500):
             middle = (low + high) // 2
-            if self.outcome(middle, one_more_step=False) is None:
+            if self.outcome(middle) is None:
                 high = middle
             else:
                 low = middle
@@ -185,25 +182,6 @@ def forecast_from(traces: Sequence[AllocationTrace], checked: FitReport) -> Fore
     if outcome is None or abs(outcome.reserved_peak_bytes / checked.reserved_peak_bytes - 1) > FAITHFUL:
         return None
     return forecast
-
-
-def _one_more_step(trace: AllocationTrace) -> tuple[int, ...]:
-    """The last step once again, on what it left: a verified size takes a step more than was recorded.
-
-    On an H200 a U-Net's cache broke up only in that one: 1274 trained and 1286 did not. Played so, 1274 fits and 1280
-    does not.
-
-    Empty where the last two steps differ, so that it is not known which request would follow which.
-    """
-    starts = [*trace.step_starts, len(trace.events)]
-    steps = [trace.events[begin:end] for begin, end in pairwise(starts)]
-    asked = [sum(event > 0 for event in step) for step in steps]
-    if len(steps) < 2 or asked[-1] != asked[-2]:
-        return ()
-    given_back = {-event for event in trace.events if event < 0}  # nothing is twice, also where steps free in turns
-    first_known = sum(event > 0 for event in trace.events) - asked[-1] - asked[-2]  # older ones were freed once for all
-    again = (event if event > 0 else event - asked[-1] for event in steps[-1] if event > 0 or -event > first_known)
-    return tuple(event for event in again if event > 0 or -event not in given_back)
 
 
 def _fixed_sizes(low: AllocationTrace, high: AllocationTrace) -> frozenset[int]:

@@ -1,9 +1,8 @@
 """Decides, per precision, what only concerns compute: memory format, fused optimizer, and whether it is compiled.
 
-In: a training and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with,
-and a
-sentence for each one that is not. Recipes are settled before memory is probed, so that the study keeps to the loader's
-dimensions.
+In: a training and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and
+a sentence for each one that is not. Recipes are settled before memory is probed, so that the study keeps to the
+loader's dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -174,13 +173,10 @@ def _scout(training: Training, facts: WorkloadFacts, smallest: int) -> ComputePo
             "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
     raise_for_the_user(scout)
-    found = scout.message.rstrip(".")
-    if scout.kind == "non_finite_loss":
-        raise WorkloadError(
-            f"{found[0].upper()}{found[1:]}, with batches of {counted(smallest, 'sample')}. Check that every sample is "
-            "finite, and that the model and the loss give finite values for it."
-        )
-    raise WorkloadError(f"Batch size {smallest} does not train: {found}.", scout.log_tail or None)
+    raise WorkloadError(
+        f"Batch size {smallest} does not train: {scout.message.rstrip('.')}. Check samples, model and loss.",
+        scout.log_tail or None,
+    )
 
 
 def _best_recipe(
@@ -256,15 +252,12 @@ def compile_recipes(
             needed_s = NUM_SIZES * num_compiled * (point.compile_s or 0.0)
             if needed_s > COMPILE_SHARE * left:
                 choices += [replace(tried, chosen=choice.chosen), *later]
-                each, fewer = ("", "")
-                if num_compiled > 1:
-                    each = f" in each of {num_compiled} precisions"
-                    fewer = ", or use a single precision (--precision),"
                 gain = ratio_text(point.quickest_per_s / best.quickest_per_s)
                 notes.append(
                     f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling "
-                    f"about {NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the "
-                    f"{seconds_text(left)} left. Raise --time-budget{fewer} to make room for it."
+                    f"about {NUM_SIZES} batch sizes in {counted(num_compiled, 'precision')} would take "
+                    f"{seconds_text(needed_s)} of the {seconds_text(left)} left. Raise --time-budget, or use one "
+                    "precision (--precision)."
                 )
                 break
         choices.append(tried)

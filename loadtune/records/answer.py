@@ -53,14 +53,10 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
             "The run has no winner at your batch size, because it was given none. Run `loadtune run` with --batch-size,"
             " or leave keep_batch_size out for the best at any batch size."
         )
-    unconfirmed = next((each.unconfirmed for each in result.finalists if each.unconfirmed is not None), None)
-    why = "." if unconfirmed is None else f": {unconfirmed.explanation}"
-    if result.cut_short:
-        why = f" (cut short: {result.cut_short.rstrip('.')})."
+    why = f" (cut short: {result.cut_short.rstrip('.')})" if result.cut_short else ""
     raise ResultError(
-        f"The run of {result.created} has no confirmed winner{why} Only a confirmed configuration is exported. Name"
-        " another result, or run again: `loadtune run`, or loadtune.tune(...) in Python. --resume, or"
-        " tune(..., folder=..., resume=True), continues a run that was cut short."
+        f"The run of {result.created} has no confirmed winner{why}. Name another result, or run `loadtune run` again;"
+        " --resume continues a run that was cut short."
     )
 
 

@@ -5,7 +5,6 @@ keywords of `tune`, checks, help and docs/options.md are made of it (`loadtune.o
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -19,14 +18,24 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 MemoryFormat = Literal["contiguous", "channels_last"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
-OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "persistent_workers", "compile"]
-"""Searched where ``--tune`` names them; else PyTorch's defaults hold, and the recipe's memory format. ``compile`` is
-decided with the recipe, once per precision."""
+OptionalDimension = Literal["prefetch_factor", "compile"]
+"""Searched where ``--tune`` names them; else PyTorch's default holds. ``compile`` is decided with the recipe, once per
+precision."""
 OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
 
-Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision", "code"] | OptionalDimension
-"""What a study can choose, or ``--fix`` can pin."""
-DIMENSIONS: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", *OPTIONAL_DIMENSIONS)
+Dimension = Literal[
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "precision",
+    "prefetch_factor",
+    "memory_format",
+    "in_order",
+    "persistent_workers",
+    "compile",
+]
+"""What ``--fix`` can pin."""
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 
 Setting = int | bool | str
 """A value of a dimension, in PyTorch's own spelling."""
@@ -122,17 +131,6 @@ class TrialConfig:
         return self.loader.batch_size
 
 
-Objective = Literal["samples-per-s", "samples-per-joule"]
-"""What a configuration is judged by: throughput, or samples for a joule that the GPU's whole board takes."""
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-
-SCORE_UNITS: Mapping[Objective, str] = {"samples-per-s": "samples/s", "samples-per-joule": "samples/J"}
-
-ProbeMode = Literal["bound", "all"]
-"""Memory ceilings of a run. ``bound``: two sizes are run in each precision and predict its ceiling; that of the
-precision about to win is verified. ``all``: every precision's ceiling is verified before the search."""
-PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
-
 RemedyMode = Literal["none", "auto", "all"]
 """Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
 REMEDY_MODES: tuple[RemedyMode, ...] = get_args(RemedyMode)
@@ -192,7 +190,7 @@ class WorkloadSpec:
 
     loader: str | None = _train(
         None,
-        "Function that returns your DataLoader, in place of --dataset. Its settings are the baseline.",
+        "Your DataLoader, or a function that returns it, in place of --dataset. Its settings are the baseline.",
         value="PATH:FN",
     )
     dataset: str = _train(
@@ -206,7 +204,7 @@ class WorkloadSpec:
         default="cross entropy; model(**batch).loss for mappings",
     )
     optimizer: str = _train(
-        "sgd", "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) that returns an optimizer."
+        "sgd", "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) or fn(model) that returns an optimizer."
     )
     step: str | None = _train(
         None,
@@ -220,9 +218,6 @@ class WorkloadSpec:
     image_size: int | None = _train(None, "Height and width of the images, in pixels.", default="the model's", least=1)
     num_classes: int | None = _train(None, "Number of classes.", default="the dataset's, else 1000", least=1)
     accumulate: int = _train(1, "Batches per optimizer step, which uses the mean of their gradients.", least=1)
-    batch_dim: int | None = _train(
-        None, "Dimension of a batch's tensors along which samples lie.", default="detected", least=0
-    )
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
     """Parts that were passed to ``tune`` as Python objects; set by it. The name of such a part is only a label."""
@@ -332,17 +327,6 @@ class TuneConfig:
         "auto",
         "Changes of your code to try: those that are expected to gain 3% or more, or all that apply.",
         allowed=REMEDY_MODES,
-    )
-    objective: Objective = _search(
-        "samples-per-s", "What to maximize. Joules are those of the GPU's board.", allowed=OBJECTIVES
-    )
-    probe: ProbeMode = _search(
-        "bound",
-        "Largest batch that fits: predicted, and run in the fastest precision; or run in every precision.",
-        allowed=PROBE_MODES,
-    )
-    warm_start: str | None = _search(
-        None, "Try the best configuration of this result.json or run's folder first.", value="RESULT"
     )
     seed: int = _search(
         0,

@@ -34,11 +34,7 @@ class GpuFacts:
     processes: tuple[GpuProcess, ...] = ()
     """Those that hold memory of it, most first. In many containers the driver names none: see `others_bytes`."""
     driver_bytes: int | None = None
-    """Memory that the driver keeps for itself: 0.60 GiB on an H200. None, here and below: the driver does not say."""
-    num_multiprocessors: int | None = None
-    """Streaming multiprocessors (SMs)."""
-    compute_capability: str | None = None
-    """CUDA's version number of the architecture: ``9.0`` of an H200."""
+    """Memory that the driver keeps for itself: 0.60 GiB on an H200. None: the driver does not say."""
 
     @property
     def others_bytes(self) -> int | None:

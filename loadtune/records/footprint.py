@@ -4,15 +4,11 @@ All bytes are of the device's memory, each storage counted once and rounded up a
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
-from loadtune.records.config import Precision, Recipe
+from loadtune.records.config import OptimizerName, Precision, Recipe
 
 # CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
 _BLOCK_BYTES = 512
-
-StepOptimizer = Literal["sgd_plain", "sgd", "adamw"]
-"""What updates the weights in a step whose memory is asked for: ``sgd_plain`` has no momentum, ``sgd`` has."""
 
 
 def block_bytes(count: int) -> int:
@@ -49,26 +45,6 @@ class MemoryLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """Activation checkpointing is wanted: the model's blocks, or segments of its longest nn.Sequential."""
-
-    segments: int | None = None
-    """At least 2. None: each block of the model; without blocks, about the square root of the number of layers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpointed:
-    """What of a model was run under `torch.utils.checkpoint`."""
-
-    num_modules: int
-    """Number of blocks; with `num_segments`, number of modules in the nn.Sequential that was cut into segments."""
-    num_segments: int | None = None
-    """As given to `checkpoint_sequential`. None: each block was checkpointed by itself."""
-    path: str = ""
-    """Of that nn.Sequential within the model. Empty: the model itself, or blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
     """One training step: forward pass, loss, backward pass, optimizer."""
 
@@ -80,11 +56,8 @@ class StepAccount:
     """Of one sample, without the batch dimension."""
     estimated: bool
     """True: worked out from shapes, nothing was run. False: measured."""
-    has_loss: bool = True
-    """False: cross entropy does not fit the model's output, so the backward pass starts from the mean of the output.
-    The memory of a loss and of its targets is not counted."""
-    checkpointed: Checkpointed | None = None
-    """What of the model was computed a second time in the backward pass. None: nothing."""
+    num_checkpointed_blocks: int = 0
+    """Blocks of the model that were computed a second time in the backward pass. 0: no activation checkpointing."""
     num_parameters: int
     largest: MemoryLines
     """Each line at its own largest within the step; they are not all largest at the same moment."""
@@ -92,9 +65,6 @@ class StepAccount:
     """What each line held at the moment of the step's peak: these add up to it, but for `unexplained_bytes`."""
     peak_bytes: int
     """Most that was alive at one moment of a step whose optimizer has its state already."""
-    forward_only: MemoryLines | None
-    """The same at the peak of inference. None: the user's loss cannot be computed in evaluation mode."""
-    forward_only_peak_bytes: int | None
     fragmentation_bytes: int | None = None
     """Held by the allocator and not in use at the peak. None: there is no CUDA allocator to ask."""
     outside_bytes: int | None = None
@@ -107,13 +77,6 @@ class StepAccount:
         """Of the peak, what none of the lines accounts for; below 0 where they account for more."""
         return self.peak_bytes - self.at_peak.total_bytes
 
-    @property
-    def forward_only_unexplained_bytes(self) -> int | None:
-        """The same of a forward pass."""
-        if self.forward_only is None or self.forward_only_peak_bytes is None:
-            return None
-        return self.forward_only_peak_bytes - self.forward_only.total_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVariant:
@@ -121,12 +84,10 @@ class StepVariant:
 
     recipe: Recipe
     batch_size: int
-    optimizer: StepOptimizer | None = None
+    optimizer: OptimizerName | None = None
     """None: the workload's."""
-    image_size: int | None = None
-    """Height and width in pixels. None: what the dataset delivers."""
-    checkpoint: Checkpoint | None = None
-    """None: without activation checkpointing."""
+    checkpoint: bool = False
+    """Whether the model's blocks run under activation checkpointing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +102,8 @@ class LayerFootprint:
     """Of the first tensor it returns. None: it returns none."""
     num_parameters: int
     """Of its own. Each parameter counts once: a layer that is called again has 0 from its second row on."""
-    output_bytes: int
-    """What it returns, as new memory: 0 where it works in place or returns a view of its input."""
     kept_bytes: int
     """What autograd keeps on account of this layer and no earlier one kept already."""
-    is_largest: bool = False
-    """It keeps the most of all layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +116,6 @@ class BatchEstimate:
     fixed_bytes: float
     """The line at batch 0."""
     bytes_per_sample: float
-    batch_sizes: tuple[int, int]
-    """The sizes it was drawn through."""
     batch_size: int
     """0: not even one sample fits."""
 
@@ -170,8 +125,8 @@ class WhatIf:
     """The step with one thing changed."""
 
     name: str
-    """What was changed: ``bf16 (AMP)``, ``448×448 images``. The first row is the step as given."""
-    peak_bytes: int | None
+    """What was changed: ``bf16 (AMP)``. The first row is the step as given."""
+    peak_bytes: int | None = None
     """None: the model does not take it, or there is no room to measure it; `remark` says so."""
     step_s: float | None = None
     """None: not run."""
@@ -190,8 +145,6 @@ class FootprintReport:
     """Measured where there is a GPU and nothing else was asked for, else estimated."""
     estimate: StepAccount | None = None
     """The same step by shapes, beside one that was measured. None: `account` is that, or shapes alone cannot tell."""
-    checkpointed: StepAccount | None = None
-    """The same step with activation checkpointing. None: not asked for."""
     layers: tuple[LayerFootprint, ...] = ()
     """Empty: not asked for."""
     largest_batch: BatchEstimate | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 
 from loadtune.errors import WorkloadError
 from loadtune.records import interval
-from loadtune.records.config import Objective, Precision, Recipe
+from loadtune.records.config import Precision, Recipe
 from loadtune.records.interval import Interval, around
 from loadtune.records.telemetry import Telemetry
 from loadtune.units import counted
@@ -46,9 +46,6 @@ class Window:
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow), which makes them faster. Where gradients are
     summed over several batches, all steps whose gradients were left out."""
-    ready: float | None = None
-    """Batches that could be delivered when a step asked for its own, or were too early for their turn, mean over the
-    steps. None: no queue."""
     num_pinned: int | None = None
     """Batches that the pinning thread finished in this window. None, here and below: no thread pins."""
     least_unpinned: int | None = None
@@ -285,30 +282,13 @@ class Measurement:
         return half_width_fraction(self.windows)
 
     @property
-    def samples_per_joule(self) -> float | None:
-        """Throughput over the mean power of the GPU's board meanwhile, by the driver's energy counter. The rest of the
-        machine is not in it. None: no such counter could be read."""
-        seen = self.telemetry
-        if seen is None or not seen.gpu_energy_j:
-            return None
-        return self.samples_per_s * seen.seconds / seen.gpu_energy_j
+    def score(self) -> float:
+        """What it is ranked by: samples ÷ seconds of one epoch, or the rate where its length is unknown."""
+        return self.samples_per_s if self.epoch_s is None else (self.epoch_samples or 0) / self.epoch_s
 
-    def score(self, objective: Objective) -> float:
-        """What it is judged by; more is better: samples ÷ seconds of one epoch, or the rate where its length is
-        unknown; or samples per joule. Raises ValueError where that was not measured."""
-        if objective == "samples-per-s":
-            return self.samples_per_s if self.epoch_s is None else (self.epoch_samples or 0) / self.epoch_s
-        score = self.samples_per_joule
-        if score is None:
-            raise ValueError("no energy was read: this measurement has no samples per joule")
-        return score
-
-    def scored(self, objective: Objective) -> Interval:
-        """Throughput, or samples per joule where that is the objective. Energy is read over a whole run, so nothing of
-        one run gives it an interval."""
-        if objective == "samples-per-s":
-            return around(self.samples_per_s, self.half_width_fraction)
-        return Interval(value=self.score(objective))
+    @property
+    def throughput(self) -> Interval:
+        return around(self.samples_per_s, self.half_width_fraction)
 
     @property
     def wait_fraction(self) -> float:

@@ -78,11 +78,10 @@ class FitReport:
         return max(known, default=None)
 
 
-CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory", "time"]
+CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
 memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches
-of one size only, ``--max-batch-size``, the RAM and /dev/shm that hold prefetched batches, or that one step would eat
-too large a share of the time budget."""
+of one size only, ``--max-batch-size``, or the RAM and /dev/shm that hold prefetched batches."""
 
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
@@ -92,7 +91,6 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "fixed": "your loader, which makes batches of this size only",
     "cap": "max_batch_size",
     "host_memory": "RAM: prefetched batches would not fit",
-    "time": "the time of one step",
 }
 
 
@@ -122,8 +120,6 @@ class MemoryCeiling:
     """What other processes held then. None: not known."""
     others: tuple[str, ...] = ()
     """Those processes, as far as they can be named: ``python (pid 812), 12.3 GiB``."""
-    notes: tuple[str, ...] = ()
-    """What else was found that a training run at these sizes would meet."""
     verified: bool = True
     """Whether ``batch_size`` and ``safe_batch_size`` were run. False: both are predicted from smaller sizes."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from loadtune.records.config import Objective, Precision, TrialConfig, TuneConfig
+from loadtune.records.config import Precision, TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
@@ -181,7 +181,7 @@ class Remedies:
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
-TrialOrigin = Literal["yours", "warm start", "search"]
+TrialOrigin = Literal["yours", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +194,7 @@ class Trial:
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
     predicted: Interval | None = None
-    """Samples/s, or samples per joule where those are looked for, as the throughput model said before it was run. None:
-    it was no proposal of the model's."""
+    """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
     @property
     def outcome(self) -> Measurement | TrialFailure | None:
@@ -231,8 +230,6 @@ class Finalist:
     half_width_fraction: float | None = None
     """Of the 95% interval of the mean, as a share of it. It holds for all finalists at once, so also for the one that
     is picked. None: too few runs."""
-    efficiency_half_width_fraction: float | None = None
-    """Likewise of the mean samples per joule. None: too few runs, or of one of them no energy was read."""
     unconfirmed: Unconfirmed | None = None
     """Why it is never the answer. None: nothing rules it out."""
 
@@ -247,15 +244,14 @@ class Finalist:
         known = [run.epoch_s for run in self.runs if run.epoch_s is not None]
         return sum(known) / len(known) if known else None
 
-    def score(self, objective: Objective) -> float:
-        """Mean over runs of what each is judged by. Raises ValueError where that was not measured."""
-        return sum(run.score(objective) for run in self.runs) / len(self.runs)
+    @property
+    def score(self) -> float:
+        """Mean over runs of what each is ranked by."""
+        return sum(run.score for run in self.runs) / len(self.runs)
 
-    def scored(self, objective: Objective) -> Interval:
-        """Throughput, or samples per joule where that is the objective."""
-        if objective == "samples-per-s":
-            return around(self.samples_per_s, self.half_width_fraction)
-        return around(self.score(objective), self.efficiency_half_width_fraction)
+    @property
+    def throughput(self) -> Interval:
+        return around(self.samples_per_s, self.half_width_fraction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,10 +271,6 @@ class Winner:
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more. None:
     that rate was not timed, or contradicts this one."""
-    samples_per_joule: Interval | None = None
-    """Of the GPU's board. None: the objective is throughput."""
-    efficiency_gain: Interval | None = None
-    """As `speedup`, of the samples per joule."""
 
     @property
     def measured_once(self) -> bool:
@@ -288,16 +280,6 @@ class Winner:
     @property
     def throughput(self) -> Interval:
         return around(self.samples_per_s, self.half_width_fraction)
-
-    @property
-    def picked_by(self) -> Interval:
-        """What the run looked for: samples per joule, or the throughput."""
-        return self.samples_per_joule or self.throughput
-
-    @property
-    def gain(self) -> Interval | None:
-        """In what it was picked by."""
-        return self.speedup if self.samples_per_joule is None else self.efficiency_gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -325,8 +307,6 @@ class TuningResult:
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: tuple[MemoryCeiling, ...] = ()
     compute_points: tuple[ComputePoint, ...] = ()
-    batch_sizes: tuple[int, ...] = ()
-    """That the search could choose from."""
     trials: tuple[Trial, ...] = ()
     finalists: tuple[Finalist, ...] = ()
     """The user's own configuration among them, where it runs."""
@@ -351,7 +331,7 @@ class TuningResult:
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it
         is: the same dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing
-        context, timeout, ``pin_memory_device`` and ``drop_last``. Of a subclass of DataLoader nothing else is kept: a
+        context, timeout and ``drop_last``. Of a subclass of DataLoader nothing else is kept: a
         UserWarning says so.
 
         ``keep_batch_size`` takes the answer at the batch size that the run was given. A loader whose batch sampler or

@@ -18,19 +18,6 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReading:
-    """Memory that processes allocated themselves, at one moment: files they mapped and /dev/shm are not in it."""
-
-    after_s: float
-    """Since the span began."""
-    main_bytes: int
-    """The training process."""
-    workers_bytes: int
-    """All workers together; pages that they share with the training process are counted for each of them."""
-    num_workers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Means over slices of one length. A series without any value is empty; a slice without one is None."""
 
@@ -46,12 +33,6 @@ class Telemetry:
     seconds: float
     gpu_utilization_fraction: float | None = None
     """Duty cycle: share of time in which any kernel ran. 1.0 does not mean the chip is full; 0.5: it idles half."""
-    gpu_memory_used_bytes: int | None = None
-    """Peak over the span, other processes' share included."""
-    gpu_power_w: float | None = None
-    """Of the whole board, as the driver averages it."""
-    gpu_energy_j: float | None = None
-    """Of the whole board over the span, from the driver's own counter, which misses no moment."""
     gpu_sm_activity_fraction: float | None = None
     """Share of the SMs that had work, over time: how full the chip is, which the duty cycle does not say. Hopper on."""
     gpu_sm_clock_hz: float | None = None
@@ -68,8 +49,6 @@ class Telemetry:
     blocks of earlier runs are in it, other processes that they started are not."""
     workers_cpu_cores: float | None = None
     """All workers together. Near their number: they are the bottleneck."""
-    memory: tuple[MemoryReading, ...] = ()
-    """In order of time. Growth from first to last with every sample: the dataset keeps objects. Empty: not known."""
     ram_used_bytes: int | None = None
     """At its peak: limit less available, under every limit in force."""
     disk_read_bytes_per_s: float | None = None
@@ -97,8 +76,6 @@ class Progress:
     """What is being measured."""
     current_samples_per_s: float | None = None
     best_samples_per_s: float | None = None
-    best_samples_per_joule: float | None = None
-    """None: it is not what the run looks for, as well as not measured."""
     best_config: TrialConfig | None = None
     reading: Reading | None = None
     has_gpu: bool = True

@@ -1,4 +1,4 @@
-"""Two results of one workload side by side: what differs, and the ratio of their rates. Pure.
+"""Two results of one workload side by side: what differs, the ratio of their rates, and how it is shown. Pure.
 
 In: two `TuningResult`s. Out: a `Comparison`. It refuses what cannot be compared, says what makes a comparison doubtful,
 and claims no difference that the runs of both sides do not show.
@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from loadtune.errors import ResultError
-from loadtune.records.answer import compute_rate, finalist_of, was_confirmed_whole
-from loadtune.records.config import Objective, TrialConfig
-from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.answer import finalist_of, was_confirmed_whole
+from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around, spread_between, students_t
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import TuningResult, Winner
-from loadtune.records.telemetry import Telemetry
-from loadtune.report.tables import confirmed_row
+from loadtune.report.tables import Section, Table, View, confirmed_row
+from loadtune.report.wording import field_text, gain_text
+from loadtune.units import MISSING, bytes_text
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A fact or a figure, before and after. The name ends in its unit where it has one."""
+    """A fact, before and after. The name ends in its unit where it has one."""
 
     name: str
     before: Value
@@ -53,11 +53,9 @@ class Comparison:
     before: Side
     after: Side
     ratio: Interval | None
-    """Of the winners' throughput, or samples per joule where both runs looked for those. None: one side has none."""
+    """Of the winners' throughput. None: one side has none."""
     changes: tuple[Change, ...]
     """Machine, versions, workload: only what is not the same."""
-    figures: tuple[Change, ...]
-    """What else was measured and moved, where both winners are one configuration: where a loss comes from."""
     notes: tuple[str, ...] = ()
     """What to beware of: whole sentences."""
 
@@ -65,14 +63,8 @@ class Comparison:
 _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
 """Of `HostFacts`: what limits in force replace, or what changes while a machine stays as it is."""
 
-_BESIDE_THE_STEP = ("data_root", "seed", "batch_dim", "objects")
+_BESIDE_THE_STEP = ("data_root", "seed", "objects")
 """Of a `WorkloadSpec`: what does not make another training step of it."""
-
-_OF_A_RUNS_LENGTH = ("seconds", "gpu_energy_j")
-"""Of a `Telemetry`: more where a run took longer, whatever the machine did."""
-
-_VISIBLE = 0.03
-"""A figure that moved by less says nothing: fresh loaders of one configuration differ by twice that."""
 
 
 def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool = False) -> Comparison:
@@ -83,40 +75,51 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     _refuse_other_steps(before, after)
     results = (before, after)
     winners = [result.best_at_your_batch if keep_batch_size else result.best for result in results]
-    configs = [winner.config for winner in winners if winner is not None]
-    objectives = {result.config.objective for result in results}
-    objective = before.config.objective if len(objectives) == 1 else "samples-per-s"
-    old, new = (_mean(result, winner, objective) for result, winner in zip(results, winners, strict=True))
+    old, new = (_mean(result, winner) for result, winner in zip(results, winners, strict=True))
     return Comparison(
         workload=before.config.workload.title,
         before=_side(before, winners[0]),
         after=_side(after, winners[1]),
         ratio=ratio_of(old, new) if old and new else None,
-        changes=(
-            *_changes(_machine(before.host, before.device), _machine(after.host, after.device)),
-            *_changes(_facts_around(before), _facts_around(after)),
-        ),
-        figures=_figures_of_one(before, after, configs[0]) if len(configs) == 2 and configs[0] == configs[1] else (),
+        changes=_changes(_around(before), _around(after)),
         notes=tuple(_notes(before, after, winners)),
     )
 
 
-def _figures_of_one(before: TuningResult, after: TuningResult, config: TrialConfig) -> tuple[Change, ...]:
-    """Of a configuration that both measured."""
-    rates = [compute_rate(result.compute_points, config) for result in (before, after)]
-    alone = [None if rate is None else rate.samples_per_s for rate in rates]
-    found = [finalist_of(result, config) for result in (before, after)]
-    moved = figure_changes(*(finalist.runs if finalist else () for finalist in found))
-    compute = Change(name="compute_only_samples_per_s", before=alone[0], after=alone[1])
-    return (compute, *moved) if None not in alone else moved
+def view(found: Comparison) -> View:
+    """The comparison as a command prints it."""
+    sides = (found.before, found.after)
+    same = () if found.changes else ("Machine, versions and workload are the same in both.",)
+    ratio = "There is no winner on one side, so there is no ratio."
+    if found.ratio is not None:
+        told_apart = ": not told apart" if found.ratio.holds(1.0) else ""
+        ratio = f"The second is {gain_text(found.ratio)} of the first{told_apart}."
+    names = dict.fromkeys(name for side in sides for name in side.figures)
+    figures = ((name, *(side.figures.get(name, MISSING) for side in sides)) for name in names)
+    winners = Table(
+        title="Winners",
+        columns=("", *(f"{side.hostname}\n{side.created}" for side in sides)),
+        rows=(("device", *(side.device for side in sides)), *figures),
+    )
+    changes = Table(
+        title="What changed around it",
+        columns=("", "before", "after"),
+        rows=tuple((field_text(c.name), _shown(c.name, c.before), _shown(c.name, c.after)) for c in found.changes),
+    )
+    return View(
+        title=f"{found.workload}: {found.before.created} → {found.after.created}",
+        tables=(winners, changes),
+        sections=(
+            Section(title="Throughput", lines=(ratio,)),
+            Section(title="Notes", lines=(*found.notes, *same)),
+        ),
+    )
 
 
-def figure_changes(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[Change, ...]:
-    """Means over runs of what the machine did meanwhile, as far as both sides know it and it moved.
-
-    Runs are not of one length, so amounts that pile up over one are compared by what they come to in relation to it.
-    """
-    return tuple(change for change in _beside(_figures(before), _figures(after)) if _has_moved(change))
+def _shown(name: str, value: Value) -> str:
+    if value is None:
+        return MISSING
+    return bytes_text(value) if name.endswith("_bytes") and not isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +140,13 @@ class Mean:
         return around(self.value, self.half_width_fraction)
 
 
-def mean_of(
-    runs: Sequence[Measurement],
-    among: Sequence[Sequence[Measurement]] = (),
-    objective: Objective = "samples-per-s",
-) -> Mean:
-    """Mean rate, or samples per joule. The spread is pooled over the configurations ``among`` which it is one."""
-
-    def figures(runs: Sequence[Measurement]) -> list[float]:
-        return [run.samples_per_s if objective == "samples-per-s" else run.score(objective) for run in runs]
-
-    values, spread = figures(runs), spread_between([figures(each) for each in among or [runs]])
+def mean_of(runs: Sequence[Measurement], among: Sequence[Sequence[Measurement]] = ()) -> Mean:
+    """Mean rate. The spread is pooled over the configurations ``among`` which it is one."""
+    mean = statistics.fmean(run.samples_per_s for run in runs)
+    spread = spread_between([[run.samples_per_s for run in each] for each in among or [runs]])
     if spread is None:
-        return Mean(statistics.fmean(values), None)
-    return Mean(statistics.fmean(values), spread.relative_sd**2 / len(runs), spread.degrees_of_freedom)
+        return Mean(mean, None)
+    return Mean(mean, spread.relative_sd**2 / len(runs), spread.degrees_of_freedom)
 
 
 def ratio_of(before: Mean, after: Mean) -> Interval:
@@ -183,57 +179,35 @@ def _refuse_other_steps(before: TuningResult, after: TuningResult) -> None:
         )
 
 
-def _beside(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
-    """Two sets of facts; what one side lacks is None there."""
-    return tuple(Change(name=name, before=before.get(name), after=after.get(name)) for name in {**before, **after})
-
-
-def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
-    return tuple(change for change in _beside(before, after) if change.before != change.after)
-
-
-def _tensors(facts: WorkloadFacts) -> dict[str, Value]:
-    return {name: str(getattr(facts, name)) for name in ("input_shape", "input_dtype", "num_classes", "num_parameters")}
-
-
 def _step(result: TuningResult) -> dict[str, Value]:
     """What makes the training step: where it differs, throughputs cannot be compared."""
     spec = result.config.workload
     return {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in _BESIDE_THE_STEP}
 
 
-def _machine(host: HostFacts, device: Device) -> dict[str, Value]:
+def _tensors(facts: WorkloadFacts) -> dict[str, Value]:
+    return {name: str(getattr(facts, name)) for name in ("input_shape", "input_dtype", "num_classes", "num_parameters")}
+
+
+def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
+    """What is not the same; what one side lacks is None there."""
+    sides = ((name, before.get(name), after.get(name)) for name in {**before, **after})
+    return tuple(Change(name=name, before=old, after=new) for name, old, new in sides if old != new)
+
+
+def _around(result: TuningResult) -> dict[str, Value]:
+    """What may differ in a sound comparison: of the machine, the workload, and loadtune itself."""
+    host, device = result.host, result.device
     memory = next((gpu.total_bytes for gpu in host.gpus if gpu.uuid == device.uuid), None)
-    facts = {field.name: getattr(host, field.name) for field in fields(host) if field.name not in _OF_NOW}
-    return {"device": device.name, "gpu_memory_total_bytes": memory, **facts}
-
-
-def _facts_around(result: TuningResult) -> dict[str, Value]:
-    """What of the workload may differ in a sound comparison, and of loadtune itself."""
     return {
+        "device": device.name,
+        "gpu_memory_total_bytes": memory,
+        **{field.name: getattr(host, field.name) for field in fields(HostFacts) if field.name not in _OF_NOW},
         "loadtune_version": result.loadtune_version,
         "data_root": result.config.workload.data_root,
         "seed": result.config.workload.seed,
         "dataset_length": None if result.facts is None else result.facts.dataset_length,
     }
-
-
-def _figures(runs: Sequence[Measurement]) -> dict[str, float]:
-    """Means of what is a single number; timelines and figures per core are left to the result itself."""
-    seen = [run.telemetry for run in runs if run.telemetry is not None]
-    names = [field.name for field in fields(Telemetry) if field.name not in _OF_A_RUNS_LENGTH]
-    own = ("wait_fraction", "first_batch_s", "peak_allocated_bytes", "samples_per_joule")
-    figures = [(name, [getattr(run, name) for run in runs]) for name in own]
-    figures += [(name, [getattr(each, name) for each in seen]) for name in names]
-    known = [(name, [value for value in values if isinstance(value, (int, float))]) for name, values in figures]
-    return {name: statistics.fmean(values) for name, values in known if values}
-
-
-def _has_moved(figure: Change) -> bool:
-    if not isinstance(figure.before, float) or not isinstance(figure.after, float):
-        return False
-    scale = 1.0 if figure.name.endswith("_fraction") else abs(figure.before)  # shares by points, all else relatively
-    return abs(figure.after - figure.before) > _VISIBLE * scale
 
 
 def _side(result: TuningResult, winner: Winner | None) -> Side:
@@ -247,10 +221,10 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
     )
 
 
-def _mean(result: TuningResult, winner: Winner | None, objective: Objective) -> Mean | None:
+def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
     """Of a confirmation. None: it has no winner."""
     finalist = winner and finalist_of(result, winner.config)
-    return mean_of(finalist.runs, [each.runs for each in result.finalists], objective) if finalist else None
+    return mean_of(finalist.runs, [each.runs for each in result.finalists]) if finalist else None
 
 
 def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner | None]) -> Iterator[str]:
@@ -262,9 +236,3 @@ def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner |
             yield f"The {which} run{why}. It has no confirmed winner, so no throughput of it is compared."
         elif not was_confirmed_whole(result):
             yield f"The {which} run{why}. Fewer runs stand behind its figures than planned."
-    old, new = before.config.objective, after.config.objective
-    if old != new:
-        yield (
-            f"The first run looked for {old}, the second for {new}. What is compared is throughput: a winner by"
-            " samples per joule need not be the fastest."
-        )

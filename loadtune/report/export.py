@@ -16,9 +16,6 @@ _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
 _OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=1e-3")}
 
-# Longest line of the training loop: indented by 4, it fits 80 columns.
-_LINE = 76
-
 
 def has_own_loader(result: TuningResult) -> bool:
     """Whether the settings are for a ``DataLoader`` of the user's own, which has more arguments than those."""
@@ -38,19 +35,12 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def recipe_code(
-    config: TrialConfig,
-    spec: WorkloadSpec,
-    device: str = "cuda",
-    *,
-    batch_is_mapping: bool = False,
-    own_batches: bool = False,
-) -> str:
-    """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``.
+def step_code(result: TuningResult, config: TrialConfig) -> str:
+    """Model, optimizer and training step as the recipe was measured, for the device and the batches of a result.
 
-    A function of the user's own has the name of the option that takes it. ``batch_is_mapping``, ``own_batches``:
-    as in `WorkloadFacts`.
+    A function of the user's own has the name of the option that takes it.
     """
+    spec, facts, device = result.config.workload, result.facts, result.device.kind
     if config.precision == "own":
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
@@ -69,26 +59,22 @@ def recipe_code(
     compiled = ["model = torch.compile(model, dynamic=False)"] if config.recipe.compile else []
     scaler = [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
     before = ["import torch", "", f'model = model.to("{device}"{layout})', *optimizer, *compiled, *scaler]
-    whole = "loss_fn(model, batch)" if own_batches else "model(**batch).loss" if batch_is_mapping else None
+    whole = None
+    if facts is not None and (facts.own_batches or facts.batch_is_mapping):
+        whole = "loss_fn(model, batch)" if facts.own_batches else "model(**batch).loss"
     batch = "inputs, targets" if whole is None else "batch"
     loop = f"for {batch} in loader:"
     if spec.accumulate > 1:
         loop = f"for number, {f'({batch})' if whole is None else batch} in enumerate(loader, start=1):"
-    copied = ["# move the tensors of the batch to the device"] if whole else _copy(config, device, layout)
+    copied = ["# move the tensors of the batch to the device"]
+    if whole is None:
+        to = f'"{device}"{", non_blocking=True" if config.loader.pin_memory else ""}'
+        copied = [f"inputs = inputs.to({to}{layout})", f"targets = targets.to({to})"]
     forward = [f"loss = {whole or 'loss_fn(model(inputs), targets)'}"]
     if config.precision != "fp32":
         forward = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward[0]}"]
     step = (f"    {line}" for line in (*copied, *forward, *_update(config, spec)))
     return "".join(f"{line}\n" for line in (*before, "", loop, *step))
-
-
-def _copy(config: TrialConfig, device: str, layout: str) -> list[str]:
-    asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
-    targets = f'targets = targets.to("{device}"{asynchronous})'
-    inputs = f'inputs = inputs.to("{device}"{asynchronous}{layout})'
-    if len(inputs) <= _LINE:
-        return [inputs, targets]
-    return ["inputs = inputs.to(", f'    "{device}"{asynchronous}{layout}', ")", targets]
 
 
 def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
@@ -103,20 +89,11 @@ def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
     return [*backward, f"if number % {spec.accumulate} == 0:", *(f"    {line}" for line in (*update, clear))]
 
 
-def step_code(result: TuningResult, config: TrialConfig) -> str:
-    """`recipe_code` for the workload, the device and the batches of a result."""
-    is_mapping = result.facts is not None and result.facts.batch_is_mapping
-    own_batches = result.facts is not None and result.facts.own_batches
-    return recipe_code(
-        config, result.config.workload, result.device.kind, batch_is_mapping=is_mapping, own_batches=own_batches
-    )
-
-
-def changed_statements(result: TuningResult, config: TrialConfig, before: Recipe) -> list[str]:
-    """What the recipe changes in a training step with another one: of the lines of `step_code` a statement each."""
+def changed_statements(result: TuningResult, config: TrialConfig) -> list[str]:
+    """What the recipe changes in a plain training step: of the lines of `step_code` a statement each."""
     if config.precision == "own":
         return []
-    known = _statements(step_code(result, replace(config, recipe=before)))
+    known = _statements(step_code(result, replace(config, recipe=Recipe())))
     changed = [each for each in _statements(step_code(result, config)) if each not in known]
     return re.sub(r"\n(scaler\.(?:step|update))", r"; \1", "\n".join(changed)).splitlines()
 

@@ -6,22 +6,20 @@ belongs to a run of the tuner.
 
 from collections.abc import Callable, Mapping
 
+from loadtune.records.config import OptimizerName
 from loadtune.records.footprint import (
     BatchEstimate,
-    Checkpointed,
     FootprintReport,
     LayerFootprint,
     MemoryLines,
     StepAccount,
-    StepOptimizer,
 )
 from loadtune.report.tables import Section, Table, View
 from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, count_text, counted, departure_text, percent_text, seconds_text
+from loadtune.units import MISSING, bytes_text, count_text, departure_text, percent_text, seconds_text
 
-OPTIMIZER_TEXT: Mapping[StepOptimizer, str] = {
+OPTIMIZER_TEXT: Mapping[OptimizerName, str] = {
     "sgd": "SGD with momentum 0.9",
-    "sgd_plain": "SGD without momentum",
     "adamw": "AdamW",
 }
 
@@ -45,8 +43,6 @@ ESTIMATED = "≈ "
 
 def footprint_view(report: FootprintReport) -> View:
     tables = [_account_table(report.account, report.estimate)]
-    if report.checkpointed is not None:
-        tables.append(_checkpoint_table(report.account, report.checkpointed))
     if report.layers:
         tables.append(_layers_table(report.layers, report.account))
     if report.what_if:
@@ -56,29 +52,19 @@ def footprint_view(report: FootprintReport) -> View:
     return View(tables=tuple(tables), sections=(said,))
 
 
-def checkpointed_text(found: Checkpointed) -> str:
-    """What runs under activation checkpointing."""
-    if found.num_segments is None:
-        return f"{counted(found.num_modules, 'block')} checkpointed"
-    where = f" ({found.path})" if found.path else ""
-    return f"the nn.Sequential{where} of {found.num_modules:,} modules in {found.num_segments:,} segments"
-
-
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
     """Measured beside estimated where both are there."""
-    parts = [account.largest, account.at_peak, *([] if estimate is None else [estimate.at_peak]), account.forward_only]
     shown = [account, *([] if estimate is None else [estimate])]
-    forward_rest, forward_peak = account.forward_only_unexplained_bytes, account.forward_only_peak_bytes
-    rows = [(name, *(MISSING if part is None else bytes_text(of(part)) for part in parts)) for name, of in _LINES]
+    parts = [account.largest, *(each.at_peak for each in shown)]
+    rows = [(name, *(bytes_text(of(part)) for part in parts)) for name, of in _LINES]
     rows += [
-        ("not attributed", "", *(bytes_text(each.unexplained_bytes) for each in shown), bytes_text(forward_rest)),
-        ("peak", "", *(bytes_text(each.peak_bytes) for each in shown), bytes_text(forward_peak)),
+        ("not attributed", "", *(bytes_text(each.unexplained_bytes) for each in shown)),
+        ("peak", "", *(bytes_text(each.peak_bytes) for each in shown)),
+        ("fragmentation", "", *(bytes_text(each.fragmentation_bytes) for each in shown)),
+        ("CUDA context and libraries", "", *(bytes_text(each.outside_bytes) for each in shown)),
     ]
-    blank = [""] * len(shown)
-    rows.append(("fragmentation", "", bytes_text(account.fragmentation_bytes), *blank))
-    rows.append(("CUDA context and libraries", "", bytes_text(account.outside_bytes), *blank))
-    columns = ("at the\npeak",) if estimate is None else ("at the\npeak", "at the peak,\nestimated")
-    return Table(title=_title(account), columns=("", "row's own\nmaximum", *columns, "inference"), rows=tuple(rows))
+    columns = ("", "row's own\nmaximum", "at the\npeak", "at the peak,\nestimated")
+    return Table(title=_title(account), columns=columns[: 2 + len(shown)], rows=tuple(rows))
 
 
 def _title(account: StepAccount) -> str:
@@ -88,30 +74,20 @@ def _title(account: StepAccount) -> str:
     return f"{account.model}, {shape}, {PRECISION_TEXT[account.precision]}, {optimizer}: {how}"
 
 
-def _checkpoint_table(plain: StepAccount, checkpointed: StepAccount) -> Table:
-    rows = [(name, bytes_text(of(plain.largest)), bytes_text(of(checkpointed.largest))) for name, of in _LINES]
-    rows.append(("peak", bytes_text(plain.peak_bytes), bytes_text(checkpointed.peak_bytes)))
-    if plain.step_s is not None:
-        rows.append(("time of a step", seconds_text(plain.step_s), seconds_text(checkpointed.step_s)))
-    what = "" if checkpointed.checkpointed is None else f": {checkpointed_text(checkpointed.checkpointed)}"
-    columns = ("row's own maximum", "without", "with checkpointing")
-    return Table(title=f"Activation checkpointing{what}", columns=columns, rows=tuple(rows))
-
-
 def _layers_table(layers: tuple[LayerFootprint, ...], account: StepAccount) -> Table:
     rows = list[tuple[str, ...]]()
+    most = max(layer.kept_bytes for layer in layers)
     for layer in layers:
         shape = MISSING if layer.output_shape is None else "×".join(map(str, layer.output_shape[1:])) or "1"
         name = layer.name if len(layer.name) <= _NAME_WIDTH else f"…{layer.name[1 - _NAME_WIDTH :]}"
-        mark = _LARGEST if layer.is_largest else ""
-        sizes = (bytes_text(layer.output_bytes), f"{bytes_text(layer.kept_bytes)}{mark}")
-        rows.append((name, layer.kind[:_KIND_WIDTH], shape, count_text(layer.num_parameters), *sizes))
+        kept = f"{bytes_text(layer.kept_bytes)}{_LARGEST if layer.kept_bytes == most else ''}"
+        rows.append((name, layer.kind[:_KIND_WIDTH], shape, count_text(layer.num_parameters), kept))
     # Of modules that the forward pass uses without calling them, as nn.MultiheadAttention its output projection.
     if rest := account.num_parameters - sum(layer.num_parameters for layer in layers):
-        rows.append(("(not called)", "", "", count_text(rest), "", ""))
-    output, kept = sum(layer.output_bytes for layer in layers), sum(layer.kept_bytes for layer in layers)
-    rows.append(("total", "", "", count_text(account.num_parameters), bytes_text(output), bytes_text(kept)))
-    columns = ("layer", "type", "output shape\nof a sample", "param-\neters", "output", "kept for\nbackward")
+        rows.append(("(not called)", "", "", count_text(rest), ""))
+    kept_bytes = sum(layer.kept_bytes for layer in layers)
+    rows.append(("total", "", "", count_text(account.num_parameters), bytes_text(kept_bytes)))
+    columns = ("layer", "type", "output shape\nof a sample", "parameters", "kept for\nbackward")
     return Table(title=f"Layers at batch size {account.batch_size}", columns=columns, rows=tuple(rows))
 
 
@@ -127,16 +103,8 @@ def _notes(report: FootprintReport) -> tuple[str, ...]:
         ]
     if report.error_fraction is not None:
         notes.append(f"The estimated peak differs from the measured peak by {departure_text(report.error_fraction)}.")
-    if not account.has_loss:
-        notes.append(
-            "The model's output and targets do not fit cross entropy, so there was no loss: the backward pass started"
-            " from the mean of the output. The memory of a loss and of its targets is not counted. A step without a"
-            " loss is always estimated, never measured."
-        )
     if report.layers:
-        notes.append(
-            f"output: new memory that the layer returns. kept for backward: what autograd saves.{_LARGEST}: keeps most."
-        )
+        notes.append(f"kept for backward: what autograd saves.{_LARGEST}: keeps most.")
     return tuple(notes)
 
 
@@ -163,12 +131,11 @@ def _what_if_notes(report: FootprintReport) -> tuple[str, ...]:
 
 
 def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:
-    low, high = found.batch_sizes
     largest = f"{found.batch_size:,}" if found.batch_size else "none, not even one sample fits"
     return (
         f"Largest batch size in {bytes_text(found.memory_bytes)}: {largest}. This is an estimate.",
         f"Peak memory = {bytes_text(found.fixed_bytes)} + batch size × {bytes_text(found.bytes_per_sample)},"
-        f" a line through the estimated peaks at batch sizes {low} and {high}.",
+        " a line through two estimated peaks.",
         f"{bytes_text(found.context_bytes)} is subtracted for the CUDA context. Library workspace and fragmentation are"
         " not included.",
     )

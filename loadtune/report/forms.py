@@ -11,11 +11,10 @@ from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
-from loadtune.records.config import SCORE_UNITS, Objective, Precision, TrialConfig
-from loadtune.records.interval import Interval
+from loadtune.records.config import Precision, TrialConfig
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.export import has_own_loader, loader_code, step_code
-from loadtune.report.sentences import bottleneck_sentence, keep_text, kept_code
+from loadtune.report.sentences import bottleneck_sentence, changes_code, keep_text
 from loadtune.report.store import as_json
 from loadtune.report.tables import winners_table
 from loadtune.report.wording import interval_text, settings_text
@@ -38,17 +37,6 @@ class TunedData(LightningDataModule):
             self.train_dataset, shuffle=True, drop_last=True, **LOADER_KWARGS
         )
 '''
-_INPUTS_CHANNELS_LAST = """
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        inputs, targets = batch
-        return inputs.to(memory_format=torch.channels_last), targets
-"""
-_MODEL_CHANNELS_LAST = """
-
-class ChannelsLast(Callback):
-    def setup(self, trainer, pl_module, stage):
-        pl_module.to(memory_format=torch.channels_last)
-"""
 
 
 def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) -> str:
@@ -103,18 +91,27 @@ class ExportContext:
 
     @property
     def provenance(self) -> str:
-        rate, found, why = interval_text(self.winner.throughput), self.winner.samples_per_joule, ""
-        if found is not None:
-            why = f" Chosen for {interval_text(found, 'samples-per-joule')} of the GPU's board, not for speed."
-        doubt = doubt_of(self.result, self.winner) is not None
-        how = "Measured, but not confirmed," if doubt else "Confirmed"
-        how = "Measured once, without an interval," if self.winner.measured_once else how
-        kept = keep_text(self.result, self.winner)
-        said = (
-            f"{how} by loadtune {self.result.loadtune_version}: {rate} in training of"
-            f" {self.result.config.workload.title} on {self.machine}.{why} Run of {self.result.created}."
-        )
-        return f"{kept} {said}" if kept else said
+        how = "Confirmed" if doubt_of(self.result, self.winner) is None else "Measured, but not confirmed,"
+        return (
+            f"{keep_text(self.result, self.winner)} {how} by loadtune {self.result.loadtune_version}:"
+            f" {interval_text(self.winner.throughput)} in training of {self.result.config.workload.title}"
+            f" on {self.machine}. Run of {self.result.created}."
+        ).lstrip()
+
+    def advice(self, fused: str = "") -> tuple[str, ...]:
+        """Parts of the recipe that a framework has no argument for; ``fused``: where its optimizer is made."""
+        recipe, said = self.config.recipe, list[str]()
+        if self.has_own_step:
+            return ()
+        if recipe.memory_format == "channels_last":
+            said.append(
+                "Measured with channels_last. Before training: model = model.to(memory_format=torch.channels_last)."
+                " In forward, convert the images in the same way."
+            )
+        name = {"sgd": "SGD", "adamw": "AdamW"}.get(self.result.config.workload.named_optimizer or "")
+        if recipe.fused_optimizer and name and fused:
+            said.append(f"{fused}: torch.optim.{name}(…, fused=True), as measured.")
+        return tuple(said)
 
 
 def comment(*sentences: str) -> str:
@@ -144,11 +141,14 @@ def pytorch_loop(context: ExportContext) -> str:
 
     Changes of the code that gain follow as comments, because they belong into several places of that script.
     """
-    changes = kept_code(context.result) if context.winner == context.result.best else ()
-    lines = [line for each in changes for line in ("", each.title, *each.lines)]
-    on_top = [f"# {line}".rstrip() for line in ("What gains on top, in your own code:", *lines)] if lines else []
-    code = [loader_code(context.result, context.config), step_code(context.result, context.config)]
-    return "\n".join([comment(context.provenance), *code, *on_top, *([""] if on_top else [])])
+    result, code = context.result, [loader_code(context.result, context.config)]
+    code.append(step_code(result, context.config))
+    if context.winner == result.best and result.remedies is not None and result.remedies.config is not None:
+        with_changes = settings_text(result.remedies.config)
+        lines = ["What gains on top, in your own code, measured with", f"{with_changes}:"]
+        lines += [line for each in changes_code(result, kept=True) for line in ("", each.title, *each.lines)]
+        code.append("".join(f"# {line}".rstrip() + "\n" for line in lines))
+    return "\n".join([comment(context.provenance), *code])
 
 
 def json(context: ExportContext) -> str:
@@ -161,9 +161,6 @@ def json(context: ExportContext) -> str:
             "optimizer": None if context.has_own_step else result.config.workload.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
-            "objective": result.config.objective,
-            "samples_per_joule": winner.samples_per_joule,
-            "efficiency_gain": winner.efficiency_gain,
             "workload": result.config.workload.title,
             "device": result.device,
             "num_usable_cores": result.host.num_usable_cores,
@@ -205,87 +202,64 @@ def github_action_benchmark(context: ExportContext) -> str:
 
     Names hold no settings, so that a curve continues when the winner changes; ``extra`` holds the settings.
     """
-    result, workload = context.result, context.result.config.workload.title
-    winners = {"best": result.best, "best at your batch": result.best_at_your_batch}
-    entries = [
-        _entry(name, SCORE_UNITS[objective], score, f"{settings_text(winner.config)}\n{context.machine}")
-        for which, winner in winners.items()
-        if winner is not None
-        for name, objective, score in _curves(f"{workload}: {which}", winner)
-    ]
+    result, entries = context.result, list[dict[str, object]]()
+    for which, winner in {"best": result.best, "best at your batch": result.best_at_your_batch}.items():
+        if winner is not None:
+            half = winner.throughput.half_width
+            entries.append(
+                {
+                    "name": f"{result.config.workload.title}: {which}",
+                    "unit": "samples/s",
+                    "value": winner.samples_per_s,
+                    **({} if half is None else {"range": f"± {half:.4g}"}),
+                    "extra": f"{settings_text(winner.config)}\n{context.machine}",
+                }
+            )
     return as_json(entries).decode()
-
-
-def _curves(name: str, winner: Winner) -> list[tuple[str, Objective, Interval]]:
-    """A winner by samples per joule also has a throughput, which is a curve of its own."""
-    if winner.samples_per_joule is None:
-        return [(name, "samples-per-s", winner.throughput)]
-    return [
-        (f"{name}, samples per joule", "samples-per-joule", winner.samples_per_joule),
-        (f"{name} by samples per joule, throughput", "samples-per-s", winner.throughput),
-    ]
-
-
-def _entry(name: str, unit: str, figure: Interval, extra: str) -> dict[str, object]:
-    entry: dict[str, object] = {"name": name, "unit": unit, "value": figure.value, "extra": extra}
-    return entry if figure.half_width is None else entry | {"range": f"± {figure.half_width:.4g}"}
 
 
 def lightning(context: ExportContext) -> str:
     """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    last, compiled = context.config.recipe.memory_format == "channels_last", context.config.recipe.compile
     trainer: dict[str, object] = {"accelerator": context.result.device.kind, "devices": 1}
     if not context.has_own_step:  # which decides the precision too
         trainer["precision"] = _LIGHTNING_PRECISION[context.config.precision]
-    imports = "import torch\nfrom lightning.pytorch import Callback, LightningDataModule\n"
+    # Trainer has no argument for it: the module is compiled before `fit`
+    compiled = ["Before fit(model, …): model = torch.compile(model, dynamic=False), as measured."]
     code = [
         comment(
             context.provenance,
             "Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)).",
-            *_fused(context, "In configure_optimizers"),
-            # Trainer has no argument for it: the module is compiled before `fit`
-            *(["Before fit(model, …): model = torch.compile(model, dynamic=False), as measured."] * compiled),
+            *context.advice("In configure_optimizers"),
+            *(compiled if context.config.recipe.compile else ()),
         ),
-        (imports if last else "from lightning.pytorch import LightningDataModule\n")
-        + "from torch.utils.data import DataLoader\n",
+        "from lightning.pytorch import LightningDataModule\nfrom torch.utils.data import DataLoader\n",
         assignment("LOADER_KWARGS", context.loader_kwargs),
-        _DATA_MODULE + (_INPUTS_CHANNELS_LAST + _MODEL_CHANNELS_LAST if last else "") + "\n",
+        _DATA_MODULE,
+        "",
         assignment("TRAINER_KWARGS", trainer),
     ]
-    return "\n".join(code) + ('TRAINER_KWARGS["callbacks"] = [ChannelsLast()]\n' if last else "")
-
-
-_OF_ONE_GPU = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
+    return "\n".join(code)
 
 
 def transformers(context: ExportContext) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
-    loader = context.loader_kwargs
+    config, loader = context.config, context.loader_kwargs
+    on_cpu, optimizer = context.result.device.kind == "cpu", context.result.config.workload.named_optimizer
     fixed = "batch_size" not in loader
     arguments: dict[str, object] = {} if fixed else {"per_device_train_batch_size": loader.pop("batch_size")}
-    arguments |= {f"dataloader_{name}": value for name, value in loader.items()}
-    arguments["dataloader_drop_last"] = True
-    arguments |= {} if context.config.precision in ("fp32", "own") else {context.config.precision: True}
-    optimizer = context.result.config.workload.named_optimizer
+    arguments |= {f"dataloader_{name}": value for name, value in loader.items()} | {"dataloader_drop_last": True}
+    arguments |= {} if config.precision in ("fp32", "own") else {config.precision: True}
     if optimizer == "sgd":  # Trainer's has no momentum by default, and no fused form
         arguments |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     elif optimizer is not None:
-        arguments["optim"] = "adamw_torch_fused" if context.config.recipe.fused_optimizer else "adamw_torch"
-    arguments |= {"accelerator_config": {"non_blocking": True}} if context.config.loader.pin_memory else {}
-    on_cpu = context.result.device.kind == "cpu"
-    arguments |= {"torch_compile": True} if context.config.recipe.compile else {}
+        arguments["optim"] = "adamw_torch_fused" if config.recipe.fused_optimizer else "adamw_torch"
+    arguments |= {"accelerator_config": {"non_blocking": True}} if config.loader.pin_memory else {}
+    arguments |= {"torch_compile": True} if config.recipe.compile else {}
     arguments |= {"use_cpu": True} if on_cpu else {}
-    return "\n".join(
-        [
-            comment(
-                context.provenance,
-                "Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
-                *_model_channels_last(context),
-                *(_fused(context, "Trainer has no fused SGD; pass one with optimizers=") if optimizer == "sgd" else ()),
-            ),
-            assignment("TRAINING_ARGUMENTS", arguments),
-        ]
-    )
+    one_gpu = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
+    use = f"Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS).{'' if on_cpu else one_gpu}"
+    advice = context.advice("Trainer has no fused SGD; pass one with optimizers=" if optimizer == "sgd" else "")
+    return comment(context.provenance, use, *advice) + "\n" + assignment("TRAINING_ARGUMENTS", arguments)
 
 
 def accelerate(context: ExportContext) -> str:
@@ -304,32 +278,13 @@ def accelerate(context: ExportContext) -> str:
             context.provenance,
             "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
             f" {context.loader_call}).",
-            *_model_channels_last(context),
-            *_fused(context, "The optimizer"),
+            *context.advice("The optimizer"),
         ),
         *([f"from accelerate.utils import {imported}\n"] if objects else []),
         assignment("LOADER_KWARGS", context.loader_kwargs),
         assignment("ACCELERATOR_KWARGS", arguments),
     ]
     return "\n".join(code) + "".join(f'ACCELERATOR_KWARGS["{name}"] = {value}\n' for name, value in objects.items())
-
-
-def _model_channels_last(context: ExportContext) -> tuple[str, ...]:
-    """Neither Trainer nor Accelerate has an argument for the memory format."""
-    if context.config.recipe.memory_format != "channels_last":
-        return ()
-    return (
-        "Measured with channels_last, which has no argument here. Before training: model ="
-        " model.to(memory_format=torch.channels_last). In forward, convert the images in the same way.",
-    )
-
-
-def _fused(context: ExportContext, where: str) -> tuple[str, ...]:
-    optimizer = context.result.config.workload.named_optimizer
-    if optimizer is None or not context.config.recipe.fused_optimizer:
-        return ()
-    name = {"sgd": "SGD", "adamw": "AdamW"}[optimizer]
-    return (f"{where}: torch.optim.{name}(…, fused=True), as measured.",)
 
 
 FORMS: Mapping[str, Callable[[ExportContext], str]] = {

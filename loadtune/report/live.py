@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from loadtune.records.config import TrialConfig
 from loadtune.records.telemetry import Progress
-from loadtune.report.wording import STAGE_TEXT, searched_text
-from loadtune.terminal import LastingStream
-from loadtune.units import MISSING, efficiency_text, percent_text, rate_text, seconds_text
+from loadtune.report.tables import banner_text
+from loadtune.report.wording import STAGE_TEXT, settings_text
+from loadtune.units import MISSING, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
-
-_REDRAWS_PER_S = 4
-"""Enough for figures that are to be read; a redraw takes the controller a millisecond."""
 
 
 def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
@@ -33,24 +30,15 @@ def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
     return (
         ("stage", f"{stage}, at most {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
-        ("best so far", _measured(progress.best_samples_per_s, progress.best_config, progress.best_samples_per_joule)),
+        ("best so far", _measured(progress.best_samples_per_s, progress.best_config)),
         ("utilization", f"GPU {gpu}, CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
     )
 
 
-def _measured(rate: float | None, config: TrialConfig | None, samples_per_joule: float | None = None) -> str:
-    if rate is None and config is None:
-        return MISSING
-    efficiency = "" if samples_per_joule is None else f", {efficiency_text(samples_per_joule)}"
-    return f"{rate_text(rate)}{efficiency}" + ("" if config is None else f"  {searched_text(config)}")
-
-
-def plain_line(progress: Progress) -> str | None:
-    """The line that is printed and stays. None: only the figures of the redrawn part have changed."""
-    if progress.message is None:
-        return None
-    name = STAGE_TEXT.get(progress.stage, progress.stage)
-    return f"warning: {progress.message}" if progress.warning else f"[{name}] {progress.message}"
+def _measured(rate: float | None, config: TrialConfig | None) -> str:
+    if config is None:
+        return MISSING if rate is None else rate_text(rate)
+    return f"{rate_text(rate)}  {settings_text(config, with_recipe=False)}"
 
 
 class LiveDisplay:
@@ -70,9 +58,7 @@ class LiveDisplay:
         if self._console.is_terminal and not self._console.is_dumb_terminal and not self._quiet:
             from rich.live import Live
 
-            self._live = Live(
-                get_renderable=self._redrawn, console=self._console, transient=True, refresh_per_second=_REDRAWS_PER_S
-            )
+            self._live = Live(get_renderable=self._redrawn, console=self._console, transient=True)
             self._live.start()
         return self
 
@@ -81,22 +67,21 @@ class LiveDisplay:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
 
     def __call__(self, progress: Progress) -> None:
-        line = plain_line(progress)
-        if line is not None and (progress.warning or not self._quiet):
+        """A message is printed and stays; figures alone go to the redrawn part."""
+        if progress.message is not None and (progress.warning or not self._quiet):
+            head = "warning:" if progress.warning else f"[{STAGE_TEXT.get(progress.stage, progress.stage)}]"
             style = "yellow" if progress.warning else None
             # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
-            self._console.print(line, style=style, markup=False, soft_wrap=not self._console.is_terminal)
+            soft_wrap = not self._console.is_terminal
+            self._console.print(f"{head} {progress.message}", style=style, markup=False, soft_wrap=soft_wrap)
         self._newest, self._newest_s = progress, time.monotonic()
-        if isinstance(self._console.file, LastingStream) and self._console.file.lost is not None:
-            raise self._console.file.lost
+        if lost := getattr(self._console.file, "lost", None):  # the error of a `LastingStream`
+            raise lost
 
     def _redrawn(self) -> "RenderableType":
         """Called by rich's thread several times a second; only the time left changes between two records."""
-        from loadtune.report.text import banner_text
-
         if self._newest is None:
             return ""
         left_s = max(0.0, self._newest.left_s - (time.monotonic() - self._newest_s))

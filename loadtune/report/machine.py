@@ -15,40 +15,29 @@ VISIBLE_BYTES = 100 * 2**20
 daemons that hold less stand on many machines."""
 
 
-def banner(host: HostFacts, device: Device | None = None) -> tuple[tuple[str, str], ...]:
+def banner(host: HostFacts, device: Device) -> tuple[tuple[str, str], ...]:
     """Limits in force beside what the hardware lists; the chosen ``device`` is marked."""
-    gpus = [row for gpu in host.gpus for row in _gpu_rows(gpu, device)] or [("GPU", "none")]
     ram = f"{bytes_text(host.ram_total_bytes)} in the machine"
     if host.ram_limit_bytes != host.ram_total_bytes:
         ram = f"limit {bytes_text(host.ram_limit_bytes)}, {ram}"
+    gpus = list[tuple[str, str]]()
+    for gpu in host.gpus:
+        memory = f"{bytes_text(gpu.free_bytes)} free of {bytes_text(gpu.total_bytes)}"
+        chosen = " ← chosen" if device.uuid == gpu.uuid else ""
+        busy = f"{percent_text(gpu.utilization_fraction)} busy{chosen}"
+        gpus.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}, {busy}"))
+        held = holders_text(others_text(gpu), gpu.others_bytes)
+        gpus += [("", held)] if held else []
     return (
         ("host", f"{host.hostname}, {host.os}"),
         ("Python", host.python),
         ("torch", f"{host.torch or 'not installed'} (CUDA {host.cuda or MISSING}, driver {host.driver or MISSING})"),
-        *gpus,
-        ("CPU", (host.cpu_name or "unknown model") + _chosen(device is not None and device.kind == "cpu")),
+        *(gpus or [("GPU", "none")]),
+        ("CPU", (host.cpu_name or "unknown model") + (" ← chosen" if device.kind == "cpu" else "")),
         ("cores", f"{host.num_usable_cores} usable of {host.num_listed_cores} listed"),
         ("RAM", f"{bytes_text(host.ram_available_bytes)} available, {ram}"),
         ("/dev/shm", f"{bytes_text(host.shm_free_bytes)} free of {bytes_text(host.shm_total_bytes)}"),
     )
-
-
-def _gpu_rows(gpu: GpuFacts, device: Device | None) -> list[tuple[str, str]]:
-    memory = f"{bytes_text(gpu.free_bytes)} free of {bytes_text(gpu.total_bytes)}"
-    busy = f"{percent_text(gpu.utilization_fraction)} busy{_chosen(device is not None and device.uuid == gpu.uuid)}"
-    rows = [(f"GPU {gpu.index}", f"{gpu.name}, {memory}, {busy}")]
-    hardware = [] if gpu.num_multiprocessors is None else [f"{gpu.num_multiprocessors} multiprocessors"]
-    hardware += [] if gpu.compute_capability is None else [f"compute capability {gpu.compute_capability}"]
-    rows += [("", ", ".join(hardware))] if hardware else []
-    if gpu.driver_bytes is not None:
-        driver = f"{bytes_text(gpu.driver_bytes)} reserved by the driver"
-        rows.append(("", f"memory: {bytes_text(gpu.others_bytes)} allocated, {driver}"))
-    held = holders_text(others_text(gpu), gpu.others_bytes)
-    return rows if held is None else [*rows, ("", held)]
-
-
-def _chosen(chosen: bool) -> str:
-    return " ← chosen" if chosen else ""
 
 
 def machine_line(host: HostFacts, device: Device) -> str:
@@ -90,15 +79,13 @@ def utilization_text(seen: Telemetry) -> str:
     return f"{gpu}CPU {percent_text(seen.cpu_utilization_fraction)}"
 
 
-def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, str], ...]:
-    """How many figures are available, and one row for each reason why some are not."""
+def telemetry_rows(telemetry: Telemetry) -> tuple[tuple[str, str], ...]:
+    """How many figures of CPU, memory and GPU are available, and one row for each reason why some are not."""
     by_reason: dict[str, list[str]] = {}
     for figure, reason in telemetry.missing.items():
         by_reason.setdefault(reason, []).append(field_text(figure))
     about = ("seconds", "missing")
     figures = [getattr(telemetry, field.name) for field in fields(telemetry) if field.name not in about]
     num_seen, num_missing = sum(figure not in (None, ()) for figure in figures), len(telemetry.missing)
-    share = f"{num_seen} of {num_seen + num_missing} figures" if num_missing else f"all {num_seen} figures"
-    share += " of CPU and memory; there is no GPU" if device_kind == "cpu" else " of GPU, CPU and memory"
     missing = (("", f"not available: {', '.join(names)}: {reason}") for reason, names in by_reason.items())
-    return (("telemetry", share), *missing)
+    return (("telemetry", f"{num_seen} of {num_seen + num_missing} figures"), *missing)

@@ -1,22 +1,28 @@
-"""What a result comes to, in sentences: whether it stands, what limits the winner, what changes of the code bring.
+"""What a result comes to, in sentences: whether it stands, what limits the winner, what each step and change gains.
 
-In: a `TuningResult`. Out: whole sentences, and for changes of the code a table and lines to paste.
+In: a `TuningResult`. Out: whole sentences, gains, and for changes of the code lines to paste.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from loadtune.records.answer import doubt_of, was_confirmed_whole
-from loadtune.records.config import TrialConfig
+from loadtune.records.answer import doubt_of, finalist_of, was_confirmed_whole
 from loadtune.records.interval import Interval
-from loadtune.records.result import Bottleneck, Remedies, ResourceLimit, TriedRemedy, TuningResult, Winner
-from loadtune.report.export import changed_statements
-from loadtune.report.tables import Section, Table, View
-from loadtune.report.wording import RESOURCE_TEXT, gain_text, remedy_text, score_text, settings_text
-from loadtune.units import MISSING, counted, number_text, percent_text, rate_text, ratio_text
+from loadtune.records.result import Bottleneck, ChangeKind, ResourceLimit, TriedRemedy, TuningResult, Winner
+from loadtune.report.tables import Section
+from loadtune.report.wording import RESOURCE_TEXT, gain_text, remedy_text, settings_text
+from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
 
 MOSTLY = 0.5
 """Share of a resource's time from which on one part of it is named."""
+
+_MOSTLY_TEXT = {
+    ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
+    ("main", "launching"): "the training process, which launches the steps",
+    ("device", "copying"): "copies to the GPU",
+    ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
+}
+_CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
 
 
 def warning(result: TuningResult) -> str | None:
@@ -37,13 +43,11 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
     """The best trial of a run that confirmed nothing. Empty: there is an answer."""
     if result.best is not None:
         return ()
-    objective = result.config.objective
-    timed = [(trial.measurement, trial.config) for trial in result.trials if trial.measurement is not None]
+    timed = [(trial.measurement.samples_per_s, trial) for trial in result.trials if trial.measurement is not None]
     if not timed:
         return ("No trial was measured.",)
-    best, config = max(timed, key=lambda pair: pair[0].score(objective))
-    rate = score_text(best.scored(objective).value, objective)
-    return (f"The best trial, measured once: {rate} with {settings_text(config)}.",)
+    rate, trial = max(timed, key=lambda pair: pair[0])
+    return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(trial.config)}.",)
 
 
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
@@ -65,29 +69,13 @@ def keep_text(result: TuningResult, winner: Winner) -> str:
         what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
     if result.best is None or result.best.config != winner.config:
         where, there = f" at batch size {winner.config.batch_size}", " there"
-    better = "faster" if result.config.objective == "samples-per-s" else "more efficient"
-    return f"Keep {what}{where}: nothing else that was tried{there} is proven {better}."
+    return f"Keep {what}{where}: nothing else that was tried{there} is proven faster."
 
 
 def resource_text(limit: ResourceLimit) -> str:
     """With what it mostly does, where that tells more than its name."""
-    share = {part: limit.shares.get(part, 0.0) for part in ("waiting", "copying", "synchronizing", "launching")}
-    mostly = next((part for part, each in share.items() if each > MOSTLY), None)
-    match limit.resource, mostly:
-        case "workers", "waiting":
-            return "the worker processes, which mostly wait (storage, network or sleep)"
-        case "main", "copying" if "launching" in limit.shares:
-            return "copies to the GPU"
-        case "main", "launching":
-            return "the training process, which launches the steps"
-        case "main", _:
-            return "the training process, which loads and computes in turn"
-        case "device", "copying":
-            return "copies to the GPU"
-        case "device", "synchronizing":
-            return "GradScaler's wait for the GPU in each step"
-        case _:
-            return RESOURCE_TEXT[limit.resource]
+    mostly = next((part for part, share in limit.shares.items() if share > MOSTLY), "")
+    return _MOSTLY_TEXT.get((limit.resource, mostly), RESOURCE_TEXT[limit.resource])
 
 
 def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
@@ -98,20 +86,15 @@ def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
     if not found.holds:
         return (f"Bottleneck: not known, because the throughput model does not fit this job ({misfit_text(found)}).",)
     first, rate = found.limits[0], found.limits[0].samples_per_s.value
-    of = [] if best == (result.best_at_your_batch or best) else [f"at batch {best.config.batch_size}"]
-    has_change = result.remedies is not None and result.remedies.config is not None
-    of += ["without that change"] if has_change else []
+    at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
     at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
-    name = " ".join(["Bottleneck", *of])
-    return (f"{name}: {resource_text(first)} ({at_most}probability {percent_text(first.probability)}).",)
+    return (f"Bottleneck{at}: {resource_text(first)} ({at_most}probability {percent_text(first.probability)}).",)
 
 
 def misfit_text(found: Bottleneck) -> str:
     """Of a model that does not hold: predictions that missed, and what its resources explain."""
-    missed = (
-        f"{found.num_missed} of its {counted(found.num_predicted, 'prediction')} missed; " if found.num_missed else ""
-    )
-    return f"{missed}it predicts {percent_text(found.explained)} of the measured throughput"
+    predictions = counted(found.num_predicted, "prediction")
+    return f"{found.num_missed} of {predictions} missed; it explains {percent_text(found.explained)} of the throughput"
 
 
 def late_sentence(result: TuningResult) -> tuple[str, ...]:
@@ -125,40 +108,78 @@ def late_sentence(result: TuningResult) -> tuple[str, ...]:
     return (f"Single slow batches cause {share}; the longest took {ratio_text(late.ratio)} the usual time.",)
 
 
-def changes_view(result: TuningResult) -> View | None:
-    """All changes of the code that may gain, and what to paste for each. None: there are none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    name: str
+    ratio: Interval
+    """Throughput after ÷ before."""
+    is_measured: bool
+    """False: predicted by the throughput model."""
 
-    Measured ones first; of these, as of the others, the one with the largest gain first. Those that were not tried, for
-    too little gain, come last; those that do not apply are left out.
+
+def steps(result: TuningResult, winner: Winner) -> tuple[Gain, ...]:
+    """What each lever brings, pulled one after another from the user's settings to the answer.
+
+    Levers between which no contestant of the final stands are told together.
     """
-    found = result.remedies
-    little = [each for each in found.left_out if each.reason is None] if found else []
-    if found is None or result.best is None or not (found.tried or little):
-        return None
+    start, end = result.yours, winner.config
+    if start is None or start == end:
+        return ()
+    loader = replace(end.loader, batch_size=start.batch_size)
+    path = {
+        "baseline": start,
+        "workers and pinning": replace(start, loader=loader),
+        "precision and memory format": replace(end, loader=loader),
+        "batch size": end,
+    }
+    found, names, last = list[Gain](), list[str](), finalist_of(result, start)
+    for (_, before), (name, after) in pairwise(path.items()):
+        names += [name] if before != after else []
+        reached = finalist_of(result, after)
+        if names and last is not None and reached is not None:
+            ratio = Interval(value=reached.samples_per_s / last.samples_per_s)
+            found.append(Gain(name=" together with ".join(names), ratio=ratio, is_measured=True))
+            names, last = [], reached
+    return tuple(found)
 
-    def shown(gain: Interval | None) -> str:
-        return MISSING if gain is None else gain_text(gain)
 
-    rows = [
-        (
-            f"{remedy_text(each.name)}{_other_settings(each.config, each.base)}",
-            shown(each.predicted),
-            shown(each.gain) if each.gain else each.reason or "not measured",
-            each.changes,
+def changes(result: TuningResult) -> tuple[Gain, ...]:
+    """On top of the best: the changes of the code that gain together, each by itself, then what other hardware or
+    samples are predicted to bring."""
+    found, remedies, model = list[Gain](), result.remedies, result.bottleneck
+    if remedies is not None:
+        if remedies.config is not None and remedies.gain is not None:
+            together = " and ".join(map(remedy_text, remedies.config.remedies))
+            found.append(Gain(name=together, ratio=remedies.gain, is_measured=True))
+        found += [
+            Gain(name=remedy_text(each.name), ratio=gain, is_measured=each.gain is not None)
+            for each in remedies.tried
+            if each.config != remedies.config and (gain := each.gain or each.predicted)
+        ]
+    if model is not None and model.holds:
+        found += [Gain(name=_CHANGES[each.kind], ratio=each.gain, is_measured=False) for each in model.changes]
+    return tuple(found)
+
+
+def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, ...]:
+    """What to paste for each change that was looked at, and what it gains; ``kept``: of those that gain for sure
+    together, in the order to paste."""
+    return tuple(
+        Section(
+            title=f"{remedy_text(each.name)}: {each.title}",
+            note=f"{_gain_of(each)}What changes for training: {each.changes}.",
+            lines=tuple(each.code.rstrip("\n").split("\n")),
         )
-        for each in sorted(found.tried, key=lambda one: (one.gain is None, -_likely(one)))
-    ]
-    rows += [(remedy_text(each.name), shown(each.predicted), "too little gain", MISSING) for each in little]
-    measured = "measured (99% CI)" if result.config.objective == "samples-per-s" else "measured, samples/J (99% CI)"
-    columns = ("change", "predicted", measured, "what changes for training")
-    table = Table(title="What a change in your code would bring", columns=columns, rows=tuple(rows))
-    return View(tables=(table,), sections=(*_code(found.tried), *_settings(found, result)))
+        for each in (result.remedies.tried if result.remedies and result.best else ())
+        if each.code and (each.kept or not kept)
+    )
 
 
-def kept_code(result: TuningResult) -> tuple[Section, ...]:
-    """Of those that gain, in the order in which they can be pasted."""
-    found = result.best and result.remedies
-    return (*_code(each for each in found.tried if each.kept), *_settings(found, result)) if found else ()
+def _gain_of(each: TriedRemedy) -> str:
+    if each.gain is not None:
+        return f"Measured alone: {gain_text(each.gain, '99% interval ')}. "
+    why = f", not measured: {each.reason}" if each.reason else ""
+    return "" if each.predicted is None else f"Predicted: {gain_text(each.predicted)}{why}. "
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
@@ -174,59 +195,12 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
         runs = counted(len(changed.runs), "run")
         return (f"Not proven: a change of your code gained {gain_text(found.gain)} in {runs}: {titles}.",)
     titles = "; ".join(each.title for each in found.tried if each.kept)
-    of = "" if result.config.objective == "samples-per-s" else " in samples/J"
-    on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
-    settings = _other_settings(found.config, best.config).replace(" and ", ", with ", 1)
-    low, high = found.gain.low, found.gain.high
-    interval = "no interval" if low is None or high is None else f"99% interval {low:.2f}–{high:.2f}"
-    said = f"{ratio_text(found.gain.value)}{of} more{on} ({interval}), {rate_text(found.samples_per_s.value)}"
-    caution = "" if found.config.batch_size == best.config.batch_size else ". Tune the learning rate again"
-    return (f"A change of your code gains {said}: {titles}{settings}{caution}.",)
-
-
-def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
-    """`` and 8 workers, fp16``: what it is measured with, where the best configuration has something else."""
-    there = (best.batch_size, best.loader.num_workers, best.loader.pin_memory, best.precision)
-    parts = {
-        f"batch {config.batch_size}": config.batch_size,
-        counted(config.loader.num_workers, "worker"): config.loader.num_workers,
-        "pinned" if config.loader.pin_memory else "not pinned": config.loader.pin_memory,
-        config.precision: config.precision,
-    }
-    changed = [words for (words, here), other in zip(parts.items(), there, strict=True) if here != other]
-    return f" and {', '.join(changed)}" if changed else ""
-
-
-def _likely(each: TriedRemedy) -> float:
-    gain = each.gain or each.predicted
-    return 0.0 if gain is None else gain.value
-
-
-def _code(tried: Iterable[TriedRemedy]) -> tuple[Section, ...]:
-    return tuple(
-        Section(
-            title=f"{remedy_text(each.name)}: {each.title}",
-            note=f"What changes for training: {each.changes}.",
-            lines=tuple(each.code.rstrip("\n").split("\n")),
-        )
-        for each in tried
-        if each.code
-    )
-
-
-def _settings(found: Remedies, result: TuningResult) -> tuple[Section, ...]:
-    """Settings that those which gain were measured with, where the best configuration has others.
-
-    Without what the changes themselves set in the recipe: their own lines have that.
-    """
-    if found.config is None or result.best is None:
-        return ()
-    config, base = found.config, result.best.config
-    before, plain = base.loader.kwargs(), replace(base.recipe, compile=config.recipe.compile)
-    if "fused_optimizer" in config.remedies:
-        plain = replace(plain, fused_optimizer=config.recipe.fused_optimizer)
-    changed = [f"{name}={value!r}" for name, value in config.loader.kwargs().items() if before.get(name) != value]
-    loader = [f"# loader = DataLoader(..., {', '.join(changed)})"] if changed else []
-    lines = (*loader, *changed_statements(result, config, plain))
-    note = "These changes of the code were measured with other settings."
-    return (Section(title="settings for these changes", note=note, lines=lines),) if lines else ()
+    config, on, others = found.config, "", ""
+    if best != (result.best_at_your_batch or best):
+        on = f" at batch {best.config.batch_size}"
+    if config.loader != best.config.loader or config.precision != best.config.precision:
+        others = f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
+    caution = "" if config.batch_size == best.config.batch_size else ". Tune the learning rate again"
+    gain = gain_text(found.gain, "99% interval ")
+    rate = rate_text(found.samples_per_s.value)
+    return (f"A change of your code gains {gain}{on}, {rate}: {titles}{others}{caution}.",)

@@ -1,20 +1,23 @@
-"""Tables: a row is a configuration, with what was set, measured and judged of it.
+"""Tables: a row is a configuration, with what was set, measured and judged of it. And how rich shows a table.
 
 In: a `TuningResult`. Out: cells by the name of their column. The page, Markdown and the terminal show the same cells.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
-from loadtune.records.config import OBJECTIVES, SCORE_UNITS, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, sample_tokens
 from loadtune.records.result import Trial, TuningResult, Winner
-from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, recipe_text
-from loadtune.units import MISSING, bytes_text, number_text, percent_text, ratio_text, seconds_text, watts_text
+from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, recipe_text
+from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +96,26 @@ def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
     better = {title: each for title, each in winners.items() if each.config != result.yours}
     columns = {title: confirmed_row(result, each.config, each) for title, each in better.items()}
     if result.yours is not None:
-        kept = next((each for each in winners.values() if each.config == result.yours), None)
-        columns["baseline"] = confirmed_row(result, result.yours, kept)
+        columns["baseline"] = confirmed_row(result, result.yours, None)
     missing = Cell(MISSING)
     names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
     rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
-    doubt = result.best is not None and doubt_of(result, result.best)
-    once = result.best is not None and result.best.measured_once
-    title = "Measured once, not confirmed" if once else "Not confirmed" if doubt else "Confirmed"
+    title = "Confirmed"
+    if result.best is not None and doubt_of(result, result.best) is not None:
+        title = "Measured once, not confirmed" if result.best.measured_once else "Not confirmed"
     return Table(title=title, columns=("", *columns), rows=rows)
 
 
 def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:
-    """``winner``: None for the baseline, where something is better."""
+    """``winner``: None for the baseline."""
     finalist = finalist_of(result, config)
     row = _settings(result, config)
     if finalist is None:
         return row | {"samples/s (95% CI)": Cell("not measured")}
     runs = finalist.runs
     row["runs"] = number(len(runs))
-    if result.config.objective == "samples-per-joule":
-        row["samples/J (95% CI)"] = interval_cell(finalist.scored("samples-per-joule"), len(runs))
-        row["gain (99% CI)"] = _gain(winner.efficiency_gain if winner else None)
-    row["samples/s (95% CI)"] = interval_cell(finalist.scored("samples-per-s"), len(runs))
-    row["speed-up (99% CI)"] = _gain(winner.speedup if winner else None)
+    row["samples/s (95% CI)"] = interval_cell(finalist.throughput)
+    row["speed-up (99% CI)"] = Cell(gain_text(winner.speedup) if winner and winner.speedup else MISSING)
     tokens = sample_tokens([window for run in runs for window in run.windows])
     if tokens is not None:  # padding included: samples of larger batches are padded to more
         row["tokens/s"] = number(finalist.samples_per_s * tokens, number_text)
@@ -151,13 +150,11 @@ def _trial(result: TuningResult, trial: Trial) -> Row:
         outcome = f"{FAILURE_TEXT[trial.failure.kind]} ({trial.failure.phase}): {trial.failure.message}"
     elif run is not None and run.noisy:
         outcome = "measured, noisy"
-    objectives = dict.fromkeys((result.config.objective, OBJECTIVES[0]))  # samples/s in any case
-    scores = {each: interval_cell(run.scored(each) if run else None) for each in objectives}
     return {
         "trial": number(trial.number),
         "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
         **_settings(result, trial.config),
-        **{SCORE_UNITS[objective]: cell for objective, cell in scores.items()},
+        "samples/s": interval_cell(run.throughput if run else None),
         **_measured(result, trial.config, [] if run is None else [run]),
         "outcome": Cell(outcome),
     }
@@ -190,24 +187,19 @@ def _measured(result: TuningResult, config: TrialConfig, runs: Sequence[Measurem
     seen = [run.telemetry for run in runs if run.telemetry is not None]
     on_cpu = result.device.kind == "cpu"
 
-    def mean(figure: str, shown: Callable[[float], str] = percent_text) -> Cell:
+    def mean(figure: str) -> Cell:
         known = [value for each in seen if (value := getattr(each, figure)) is not None]
-        return number(fmean(known) if known else None, shown)
+        return number(fmean(known) if known else None, percent_text)
 
-    gpu = {
-        "GPU utilization": mean("gpu_utilization_fraction"),
-        "SM activity": mean("gpu_sm_activity_fraction"),
-        "GPU power": mean("gpu_power_w", watts_text),
-    }
+    gpu = {"GPU utilization": mean("gpu_utilization_fraction"), "SM activity": mean("gpu_sm_activity_fraction")}
     peaks = [peak for run in runs if (peak := peak_bytes(run, result.device.kind)) is not None]
     start_s = fmean(run.first_batch_s for run in runs) if runs and config.loader.num_workers else None
-    how_often = "once" if config.loader.persistent_workers else "each epoch"
     return {
         "blocked in next(loader)": number(fmean(run.wait_fraction for run in runs) if runs else None, percent_text),
         **({} if on_cpu else gpu),
         "CPU utilization": mean("cpu_utilization_fraction"),
         "peak RAM" if on_cpu else "peak GPU memory": number(max(peaks, default=None), bytes_text),
-        "start of workers": number(start_s, lambda seconds: f"{seconds_text(seconds)}, {how_often}"),
+        "start of workers": number(start_s, seconds_text),
     }
 
 
@@ -218,22 +210,45 @@ def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
     return None if measurement.telemetry is None else measurement.telemetry.training_rss_bytes
 
 
-def interval_cell(found: Interval | None, num_runs: int | None = None) -> Cell:
-    """``4,050 ± 162``; without an interval the value and, of a confirmed configuration, why."""
+def interval_cell(found: Interval | None) -> Cell:
+    """``4,050 ± 162``; the value alone where there is no interval."""
     if found is None:
         return Cell(MISSING)
-    half = "" if num_runs is None else f" ({'one run' if num_runs == 1 else 'no interval'})"
-    if found.half_width is not None:
-        half = f" ± {number_text(found.half_width)}"
+    half = "" if found.half_width is None else f" ± {number_text(found.half_width)}"
     return Cell(f"{number_text(found.value)}{half}", found.value)
 
 
-def _gain(gain: Interval | None) -> Cell:
-    """``none`` where the 99% interval holds 1."""
-    if gain is None:
-        return Cell(MISSING)
-    if gain.low is None or gain.high is None:
-        return Cell(f"{ratio_text(gain.value)} (no interval)")
-    if gain.low == gain.high:  # the baseline compared with itself
-        return Cell("none")
-    return Cell(f"{'none' if gain.holds(1.0) else ratio_text(gain.value)} ({gain.low:.2f}–{gain.high:.2f})")
+def banner_text(rows: Iterable[tuple[str, str]]) -> "RenderableType":
+    """Names beside values."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table
+
+
+def view_text(view: View) -> "RenderableType":
+    """Tables that have rows, then what is said of them, with an empty line before each. Adds no word and no figure."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(view.title, style="bold")] if view.title else []
+    for each in (each for each in view.tables if each.rows):
+        table = RichTable(
+            title=each.title or None, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
+        )
+        for number, column in enumerate(each.columns):
+            table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
+        for row in each.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(table)
+    for section in (section for section in view.sections if section.lines):
+        heading = [Text(section.title, style="bold")] if section.title else []
+        parts.append(Group(*heading, *(Padding(Text(line), (0, 0, 0, 2)) for line in section.lines)))
+    return Group(*(Group(Text(), part) for part in parts))

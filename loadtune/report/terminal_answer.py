@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtune.records.answer import finalist_of, loader_kwargs
-from loadtune.records.config import SCORE_UNITS, Recipe, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.export import changed_statements, has_own_loader
-from loadtune.report.gains import steps
 from loadtune.report.sentences import (
     batch_caution,
     best_with_changes,
@@ -22,6 +21,7 @@ from loadtune.report.sentences import (
     keep_text,
     late_sentence,
     seen_once,
+    steps,
     warning,
 )
 from loadtune.report.wording import gain_text, settings_text
@@ -46,30 +46,28 @@ def terminal_answer(
     Without `with_notes` notes are only counted: they were shown while the run went on.
     """
     winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
+    warnings = () if warned is None else (warned,)
     if winner is None:
-        head, beside, code, said = [warned or ""], seen_once(result), list[str](), list[str]()
+        head, code, below, said = _wrapped([*warnings, *seen_once(result)]), list[str](), list[str](), list[str]()
     else:
-        head = [_headline(result, winner)]
-        beside = (*_other_batch(result, winner), *([warned] if warned else []))
-        code = _code(result, winner)
+        head, code = _wrapped([_headline(result, winner)]), _code(result, winner)
+        code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
+        changed = (f"{sentence} {code_of}" for sentence in best_with_changes(result))
+        below = _wrapped([*_other_batch(result, winner), *warnings, *changed])
         said = _wrapped([*_gains(result, winner), *bottleneck_sentence(result)])
-    head, more = _wrapped(head), _wrapped(beside)
-    if len(head) + len(more) + len(code) <= CODE_END:
-        head, more = [*head, *more], []
-    code_of = _EXPORT if result.remedies is not None and result.remedies.config is not None else "Code: in the report."
-    below = _wrapped(f"{changed} {code_of}" for changed in best_with_changes(result)) + more
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
-    table = _table(result, winner, room - len(said))
-    late = late_sentence(result)
-    notes = (*late, *result.notes)
-    shown = len(notes if with_notes else late)
-    while shown and len(_wrapped(notes[:shown])) > room - len(said) - len(table) - (2 if winner else 0):
-        shown -= 1
-    left = f", with {counted(len(notes) - shown, 'more note' if shown else 'note')}" if notes[shown:] else ""
-    end = [*_wrapped(notes[:shown]), *([] if report is None else [f"Report{left}: {report}"]), *end]
-    return _spaced(head, [*code, *below], [*table, *said], end)
+    said = [*_table(result, winner, room - len(said)), *said]
+    late, shown = late_sentence(result), list[str]()
+    for note in (*late, *(result.notes if with_notes else ())):
+        if len(_wrapped([*shown, note])) > room - len(said):
+            break
+        shown.append(note)
+    num_left = len(late) + len(result.notes) - len(shown)
+    left = f", with {counted(num_left, 'more note' if shown else 'note')}" if num_left else ""
+    end = [*_wrapped(shown), *([] if report is None else [f"Report{left}: {report}"]), *end]
+    return _spaced(head, code, below, said, end)
 
 
 def _wrapped(sentences: Iterable[str]) -> list[str]:
@@ -95,13 +93,13 @@ def _headline(result: TuningResult, winner: Winner) -> str:
     at = f"Batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
     base = "PyTorch's defaults" if set(_ASSUMED) <= set(result.assumed) else "your settings"
     over = f"; {base} could not be measured"
-    if winner.gain is not None:
-        over = f", {_gain(winner.gain)} {base}{_runs(result, result.yours)}"
+    if winner.speedup is not None:
+        over = f", {gain_text(winner.speedup, '99% interval ')} {base}{_runs(result, result.yours)}"
     return f"{at}{_rate(result, winner)}{over}."
 
 
 def _rate(result: TuningResult, winner: Winner) -> str:
-    return f"{_figure(winner.picked_by)} {SCORE_UNITS[result.config.objective]}{_runs(result, winner.config)}"
+    return f"{_figure(winner.throughput)} samples/s{_runs(result, winner.config)}"
 
 
 def _figure(found: Interval) -> str:
@@ -119,20 +117,15 @@ def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     best = result.best
     if best is None or best.config.batch_size == winner.config.batch_size:
         return batch_caution(result)
-    over = "" if best.gain is None else f", {_gain(best.gain)}"
+    over = "" if best.speedup is None else f", {gain_text(best.speedup, '99% interval ')}"
     return (f"Batch {best.config.batch_size}: {_rate(result, best)}{over}. Retune the learning rate.",)
-
-
-def _gain(gain: Interval) -> str:
-    return gain_text(gain, "99% interval ")
 
 
 def _code(result: TuningResult, winner: Winner) -> list[str]:
     """The loader, and what the recipe changes in a plain training step. Empty: the user's settings are the answer."""
     if winner.config == result.yours:
         return []
-    settings = loader_kwargs(result, winner.config)
-    step = changed_statements(result, winner.config, Recipe())
+    settings, step = loader_kwargs(result, winner.config), changed_statements(result, winner.config)
     if result.yours is not None and loader_kwargs(result, result.yours) == settings:
         return ["Your DataLoader is right as it is. All of the gain is in the training step:", *step]
     others = ["..."] if has_own_loader(result) else ["shuffle=True", "drop_last=True"]
@@ -142,52 +135,51 @@ def _code(result: TuningResult, winner: Winner) -> list[str]:
 
 def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     """The contestants of the final, fastest first; where not all fit, the answers and the baseline stay."""
-    labels = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
-    labels |= {} if winner is None else {winner.config: _ANSWER}
-    labels |= {} if result.yours is None else {result.yours: "baseline"}
-    labels |= {found.config: _CHANGE for found in result.finalists if found.config.remedies}
-    places = [_ANSWER, "baseline", *labels.values(), _CHANGE, ""]
-    rows = [_row(result, found, labels.get(found.config, "")) for found in result.finalists if found.runs]
-    rows = sorted(rows, key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]
-    if not rows:
+    names = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
+    names |= {} if winner is None else {winner.config: "answer"}
+    names |= {} if result.yours is None else {result.yours: "baseline"}
+    names |= {found.config: "+ change" for found in result.finalists if found.config.remedies}
+    ranked = sorted(
+        (found for found in result.finalists if found.runs),
+        key=lambda found: (found.config not in names, -found.samples_per_s),
+    )
+    shown = sorted(ranked[: max(0, room - 1)], key=lambda found: -found.samples_per_s)
+    if not shown:
         return []
     title = f"{result.config.workload.title} on {result.device.name}, measured alternately"
-    cells = [
-        ("", title, f"{SCORE_UNITS[result.config.objective]} (95%)", "runs"),
-        *(row[1:] for row in sorted(rows, key=lambda row: -row[0])),
+    rows = [
+        (
+            names.get(found.config, ""),
+            _settings(result, found),
+            _figure(found.throughput),
+            str(len(found.runs)),
+        )
+        for found in shown
     ]
-    label, _, rate, runs = (max(map(len, column)) for column in zip(*cells, strict=True))
-    lines = []
-    for name, words, figure, count in cells:
-        first = "" if words is title else f"{name:<{label}}  "
-        shown = textwrap.shorten(words, WIDTH - len(first) - rate - runs - 4, placeholder=" …")
-        lines.append(f"{f'{first}{shown}':<{WIDTH - rate - runs - 4}}  {figure:>{rate}}  {count:>{runs}}")
+    label = max(len(name) for name, *_ in rows)
+    rate = max(len("samples/s (95%)"), *(len(figure) for _, _, figure, _ in rows))
+    room_for_words = WIDTH - rate - len("  runs") - 2
+    lines = [f"{title[:room_for_words]:<{room_for_words}}  {'samples/s (95%)':>{rate}}  runs"]
+    for name, words, figure, count in rows:
+        first = textwrap.shorten(words, room_for_words - label - 2, placeholder=" …")
+        lines.append(f"{f'{name:<{label}}  {first}':<{room_for_words}}  {figure:>{rate}}  {count:>4}")
     return lines
 
 
-_ANSWER, _CHANGE = "answer", "+ change"
-
-_Row = tuple[float, str, str, str, str]
-"""Rate, label, settings, rate with its interval, number of runs."""
-
-
-def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
-    assumed = [name for name in _ASSUMED if name in result.assumed and found.config == result.yours]
-    marks = ["assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
-    marks += [] if found.unconfirmed is None else ["not confirmed"]
+def _settings(result: TuningResult, found: Finalist) -> str:
+    """With what has to be known of them."""
     kept = result.remedies and result.remedies.config
-    marks += ["not proven"] if found.config.remedies and found.config != kept else []
-    config = replace(found.config, remedies=()) if label == _CHANGE else found.config
-    settings = settings_text(config) + (f" ({'; '.join(marks)})" if marks else "")
-    score = found.scored(result.config.objective)
-    return score.value, label, settings, _figure(score), str(len(found.runs))
+    marks = {
+        "assumed": found.config == result.yours and bool(set(_ASSUMED) & set(result.assumed)),
+        "not confirmed": found.unconfirmed is not None,
+        "not proven": bool(found.config.remedies) and found.config != kept,
+    }
+    known = "; ".join(mark for mark, holds in marks.items() if holds)
+    return settings_text(replace(found.config, remedies=())) + (f" ({known})" if known else "")
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
-    words = [
-        f"{each.name} {ratio_text(each.ratio.value)}{'' if each.is_measured else ' (predicted)'}"
-        for each in steps(result, winner)
-    ]
+    words = [f"{each.name} {ratio_text(each.ratio.value)}" for each in steps(result, winner)]
     if words and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
         words.append(f"change of the code {ratio_text(result.remedies.gain.value)}")
     return (f"The gain in steps: {', then '.join(words)}.",) if words else ()

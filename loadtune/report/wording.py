@@ -1,13 +1,14 @@
 """Records as short text: settings, limits, failures. In: a record. Out: a string."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 
-from loadtune.records.config import LoaderConfig, Objective, Precision, Recipe, TrialConfig
+from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import FailureKind, RecipeChoice
 from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
 from loadtune.records.result import Resource
-from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.units import counted, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -44,63 +45,25 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 """Of a table's width: 13 characters at most."""
 
 _REMEDY_TEXT: Mapping[str, str] = {
-    "cached": "samples in RAM",
     "compiled": "torch.compile",
     "start_method": "forkserver",
     "unordered": "in_order=False",
 }
 """Remedies whose name is not what a user reads."""
 
-UNIT_TEXT: Mapping[str, Callable[[float], str]] = {
-    "_bytes_per_s": lambda value: f"{bytes_text(value)}/s",
-    "_per_s": rate_text,
-    "_per_joule": efficiency_text,
-    "_bytes": bytes_text,
-    "_fraction": percent_text,
-    "_hz": lambda value: f"{value / 1e6:,.0f} MHz",
-    "_w": lambda value: f"{value:,.0f} W",
-    "_j": lambda value: f"{value:,.0f} J",
-    "_s": seconds_text,
-}
-"""A figure by the ending of its field's name; the longer endings come first."""
-
-_FIELD_TEXT: Mapping[str, str] = {
-    "cpu_name": "CPU",
-    "os": "OS",
-    "python": "Python",
-    "cuda": "CUDA",
-    "gpu_memory_total": "GPU memory",
-    "dataset_length": "samples in an epoch",
-    "wait": "blocked in next(loader)",
-    "gpu_others_sm": "SM share of other processes",
-    "others_cpu_cores": "CPU cores of other processes",
-    "training_rss": "RAM of the training process",
-    "training_cpu_cores": "CPU cores of the training process",
-    "compute_only_samples": "compute only",
-}
-"""Names that read badly with their underscores taken out; without the suffix of their unit."""
-
-
-_ACRONYMS = {"gpu": "GPU", "cpu": "CPU", "sm": "SM", "ram": "RAM"}
+_ACRONYMS = {"cpu": "CPU", "cuda": "CUDA", "gpu": "GPU", "os": "OS", "python": "Python", "ram": "RAM", "sm": "SM"}
+_UNIT = re.compile(r"_(per_s|bytes|fraction|hz|s)$")
 
 
 def field_text(field: str) -> str:
-    """A record's field in words; arguments of DataLoader keep PyTorch's spelling."""
-    if field in LoaderConfig.__dataclass_fields__:
-        return field
-    bare = next((field.removesuffix(unit) for unit in UNIT_TEXT if field.endswith(unit)), field)
-    return _FIELD_TEXT.get(bare, " ".join(_ACRONYMS.get(word, word) for word in bare.split("_")))
+    """A record's field in words, without its unit: ``GPU utilization``."""
+    return " ".join(_ACRONYMS.get(word, word) for word in _UNIT.sub("", field.removeprefix("num_")).split("_"))
 
 
-def score_text(value: float | None, objective: Objective) -> str:
-    """What a configuration is judged by: ``4,050/s``, ``7.40 samples/J``."""
-    return rate_text(value) if objective == "samples-per-s" else efficiency_text(value)
-
-
-def interval_text(found: Interval, objective: Objective = "samples-per-s") -> str:
-    """``4,050/s ± 162/s``; the value alone where too few runs were made for an interval."""
-    half = "" if found.half_width is None else f" ± {score_text(found.half_width, objective)}"
-    return f"{score_text(found.value, objective)}{half}"
+def interval_text(found: Interval) -> str:
+    """``4,050 samples/s ± 162 samples/s``; the value alone where too few runs were made for an interval."""
+    half = "" if found.half_width is None else f" ± {rate_text(found.half_width)}"
+    return f"{rate_text(found.value)}{half}"
 
 
 def gain_text(gain: Interval, level: str = "") -> str:
@@ -115,34 +78,25 @@ def limit_text(limit: CeilingLimit, device_kind: str) -> str:
     return named.get(limit, LIMIT_TEXT[limit])
 
 
-def settings_text(config: TrialConfig) -> str:
-    """One line: ``batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer, with uint8 transfer``."""
-    return _with_remedies([*_searched_parts(config), *_recipe_parts(config.recipe)], config)
+def settings_text(config: TrialConfig, *, with_recipe: bool = True) -> str:
+    """One line: ``batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer, with uint8 transfer``.
 
-
-def searched_text(config: TrialConfig) -> str:
-    """Without the recipe, which every trial of a precision shares: ``batch 256, 16 workers, pinned, fp16``."""
-    return _with_remedies(_searched_parts(config), config)
-
-
-def _with_remedies(parts: list[str], config: TrialConfig) -> str:
-    """Remedies that only turn on a setting are named as that setting."""
-    named = [words for name in config.remedies if (words := remedy_text(name)) not in parts]
-    return ", ".join(parts) + (f", with {' and '.join(named)}" if named else "")
-
-
-def _searched_parts(config: TrialConfig) -> list[str]:
+    Without the recipe, which every trial of a precision shares, it ends with the precision.
+    """
     loader = config.loader
-    has_prefetch = loader.num_workers and loader.prefetch_factor != 2  # 2 is PyTorch's default
-    return [
+    parts = [
         f"batch {loader.batch_size}",
         counted(loader.num_workers, "worker"),
-        *([f"prefetch_factor={loader.prefetch_factor}"] if has_prefetch else []),
+        *([f"prefetch_factor={loader.prefetch_factor}"] if loader.num_workers and loader.prefetch_factor != 2 else []),
         "pinned" if loader.pin_memory else "not pinned",
         "your step's own precision" if config.precision == "own" else config.precision,
         *([] if loader.in_order else ["in_order=False"]),
         *([] if loader.persistent_workers else ["persistent_workers=False"]),
+        *(_recipe_parts(config.recipe) if with_recipe else []),
     ]
+    # Remedies that only turn on a setting are named as that setting.
+    named = [words for name in config.remedies if (words := remedy_text(name)) not in parts]
+    return ", ".join(parts) + (f", with {' and '.join(named)}" if named else "")
 
 
 def _recipe_parts(recipe: Recipe) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from loadtune.errors import UsageError
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
-from loadtune.search.space import SearchSpace, is_alike
 from loadtune.units import bytes_text, counted
 
 ASSUMED_BATCH = 64
@@ -57,15 +56,6 @@ def your_config(
         in_order=usual.in_order,
     )
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
-
-
-def in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
-    """The user's loader settings under the chosen recipe, or None where the space has no such point."""
-    if yours is None or yours.precision not in searched.recipes:
-        return None
-    near = searched.clip(replace(yours, recipe=searched.recipes[yours.precision]))
-    own = replace(near, loader=yours.loader)
-    return own if is_alike(near, own) else None
 
 
 def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
@@ -128,12 +118,11 @@ def _other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) 
         yield "--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device."
     if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
         yield "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
-    wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
-    if wanted and not facts.takes_channels_last:
+    if config.fixed("memory_format") == "channels_last" and not facts.takes_channels_last:
         shape = "×".join(map(str, facts.input_shape))
         yield (
-            f"channels_last needs samples with three or four dimensions; a sample of this dataset is {shape}. Leave "
-            "memory_format out of --tune and --fix."
+            f"--fix memory_format=channels_last needs samples with three or four dimensions; a sample of this dataset "
+            f"is {shape}. Leave it out."
         )
     for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
         if precision not in facts.precisions:
@@ -163,12 +152,6 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
             f"The stream does not split its samples among workers, so more than {named} would repeat them: {tried} "
             "tried. Split the samples with torch.utils.data.get_worker_info() to try more."
         )
-        loader = facts.own_loader
-        if loader is not None and loader.num_workers > most:
-            notes.append(
-                f"Your loader has {loader.num_workers} workers, each of which loads the whole stream. The baseline is "
-                f"measured with {counted(most, 'worker')} instead."
-            )
     if facts.largest_sample_bytes is not None:
         notes.append(
             "Samples differ in size. Memory was probed with the largest of those that were read, "

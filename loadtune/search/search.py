@@ -1,12 +1,11 @@
 """Which configuration is tried next, and when enough were tried. Pure.
 
-The throughput model proposes by expected improvement (`model.answers`). The user's settings come first, then another
-run's winner where one was given. What the model does not know, such as prefetch_factor, is tried at the end: the best
-configuration with one setting changed.
+The throughput model proposes by expected improvement (`model.answers`), after the user's own settings. What the model
+does not know, prefetch_factor, is tried at the end on the best configuration.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.model.answers import WORTH, Proposal, is_enough, propose
-from loadtune.model.fit import SEGMENT_SD, ThroughputModel
-from loadtune.model.resources import Array, Job, Points
-from loadtune.records.config import Objective, TrialConfig
+from loadtune.model.fit import SEGMENT_SD, Segments, ThroughputModel, points_of
+from loadtune.model.resources import Job, Points
+from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval
-from loadtune.records.measurement import Measurement
+from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Trial, TrialOrigin
 from loadtune.search.segment import expected_seconds
-from loadtune.search.space import MODELLED, SearchSpace, is_alike, size
-from loadtune.search.throughput import points_at, segments_of
+from loadtune.search.space import WAITS, SearchSpace, is_alike, size
 
 T = TypeVar("T")
 
@@ -53,13 +52,12 @@ class Search:
 
     job: Job
     space: SearchSpace
-    first: Sequence[Next]
-    """Tried before the model is asked."""
+    yours: TrialConfig | None
+    """The user's own settings, tried before the model is asked. None: the space has no such point."""
     feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs
     """Those of them that can run, by all that is known now."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
-    objective: Objective = "samples-per-s"
     _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
     _failed: set[TrialConfig] = field(default_factory=set)
     _held: list[bool] = field(default_factory=list)
@@ -81,7 +79,7 @@ class Search:
             return
         self._tried.append((trial.config, measured))
         if trial.predicted is not None and trial.origin == "search":
-            self._held.append(bool(trial.predicted.holds(self._score(measured))))
+            self._held.append(bool(trial.predicted.holds(measured.samples_per_s)))
 
     def next(self, room: int, left_s: float = math.inf) -> Next | None:
         """What to try next. None: nothing is left that is worth a trial.
@@ -92,8 +90,9 @@ class Search:
         """
         self.ended = ""
         seen = {*self._failed, *(config for config, _ in self._tried)}
-        waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
-        return next(iter(waiting), None) or self._proposed(seen, room, left_s) or self._changed(seen)
+        if self.yours is not None and self.yours not in seen and self.feasible([self.yours]):
+            return Next(config=self.yours, origin="yours")
+        return self._proposed(seen, room, left_s) or self._changed(seen)
 
     def _proposed(self, seen: set[TrialConfig], room: int, left_s: float) -> Next | None:
         configs, ran = self.able(), {self.space.as_modelled(config) for config, _ in self._known()}
@@ -107,7 +106,7 @@ class Search:
 
         def proposed(model: ThroughputModel) -> tuple[list[TrialConfig], Proposal]:
             everywhere = points_at(configs, self.job)
-            mean, most = model.mean(everywhere), self._most(model, everywhere)
+            mean, most = model.mean(everywhere), model.most(everywhere)
             longer = self._seconds(configs, np.exp(mean)) > left_s
             faster = np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
             self.too_long = [configs[at] for at in np.flatnonzero(longer & faster)]
@@ -116,7 +115,7 @@ class Search:
             able, tried = [configs[at] for at in weighed], [weighed.index(at) for at in places]
             points = points_at(able, self.job)
             return able, propose(
-                model, points, tried, lambda rates: self._seconds(able, rates), left_s, self._most(model, points)
+                model, points, tried, lambda rates: self._seconds(able, rates), left_s, model.most(points)
             )
 
         asked = self._asked(proposed)
@@ -131,12 +130,8 @@ class Search:
             return None
         if room <= sum(each not in seen for each in self._variants(configs[found.best])):
             return None
-        predicted = _predicted(found.log_rate, found.sd, self._unit())
+        predicted = _predicted(found.log_rate, found.sd)
         return Next(config=configs[found.index], origin="search", predicted=predicted, expected=found.expected)
-
-    def _most(self, model: ThroughputModel, points: Points) -> Array | float:
-        """What none of them can exceed, on the logarithm. Of samples per joule nothing is known."""
-        return model.most(points) if self.objective == "samples-per-s" else math.inf
 
     def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
         """Without any measurement to compare with: what the calibrations alone say is fastest."""
@@ -144,29 +139,22 @@ class Search:
         took_s = self._seconds(configs, np.exp(found.mean))
         at = int(np.where(found.mean >= found.mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
         sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
-        known = self.objective == "samples-per-s"  # the power is not, before anything ran
-        predicted = _predicted(float(found.mean[at]), sd, 1.0) if known else None
-        return Next(config=configs[at], origin="search", predicted=predicted)
+        return Next(config=configs[at], origin="search", predicted=_predicted(float(found.mean[at]), sd))
 
     def _changed(self, seen: set[TrialConfig]) -> Next | None:
-        """The best configuration with one setting that the model does not know at another value."""
+        """The best configuration with another prefetch_factor, which the model does not know."""
         plain = (config for config in self.ranked() if not config.remedies)
         best = next((config for config in plain if config == self.space.as_modelled(config)), None)
         variants = [] if best is None else self._variants(best)
         return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
 
     def _variants(self, config: TrialConfig) -> Sequence[TrialConfig]:
-        """With one setting changed that the model does not know: one value of each setting first, then the others. Not
-        again what was tried beside an earlier best."""
-        point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
-        given = [each.config for each in self.first]
-        changed = [self.space.point(c) for c, _ in self._tried if not self.is_modelled(c) and c not in given]
-        for name, axis in self.space.axes.items():
-            if name not in MODELLED:
-                at, known = axis.index(point[name]), {each[name] for each in changed}
-                others = (*axis[at + 1 :], *axis[:at])
-                turns += [(turn, self.space.at({**point, name: v})) for turn, v in enumerate(others) if v not in known]
-        return self.feasible([each for _, each in sorted(turns, key=lambda each: each[0]) if each != config])
+        """With each other prefetch_factor that is searched and was not tried, beside an earlier best neither."""
+        point, known = self.space.point(config), {config.loader.prefetch_factor}
+        known |= {c.loader.prefetch_factor for c, _ in self._tried if not self.is_modelled(c) and c != self.yours}
+        others = [each for each in self.space.prefetch_factors if each not in known]
+        variants = [self.space.at({**point, "prefetch_factor": each}) for each in others]
+        return self.feasible([each for each in variants if each != config])
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
@@ -174,7 +162,7 @@ class Search:
         The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
         """
         known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self.is_modelled(c))
-        others = {c: m.score(self.objective) for c, m in self._tried if not self.is_modelled(c)}
+        others = {c: m.score for c, m in self._tried if not self.is_modelled(c)}
         found = sorted([*self._by_expectation(list(known)), *others.items()], key=lambda each: -each[1])
         return [config for config, _ in found]
 
@@ -182,12 +170,12 @@ class Search:
         """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
         the others, best first."""
         ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
-        by_score = [config for config, _ in ranked]
-        return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
+        best_first = [config for config, _ in ranked]
+        return list(dict.fromkeys([*best_first[:1], *_smallest(ranked), *best_first]))
 
     def highest(self) -> TrialConfig | None:
         """What read highest without changes of the code, whatever the model makes of it. None: nothing ran."""
-        tried = {config: self._score(measured) for config, measured in self._tried if not config.remedies}
+        tried = {config: measured.samples_per_s for config, measured in self._tried if not config.remedies}
         return max(self.feasible(list(tried)), key=tried.__getitem__, default=None)
 
     def smallest(self) -> TrialConfig | None:
@@ -218,7 +206,7 @@ class Search:
         """Best first, each with its expected score; without those that could not be run twice in the time left."""
         scores = self._expected(configs)
         tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
-        took_s = self._seconds(configs, np.array(scores) * self._unit()) if any(scores) else scores
+        took_s = self._seconds(configs, np.array(scores)) if any(scores) else scores
         found = [
             (config, score)
             for config, score, seconds in zip(configs, scores, took_s, strict=True)
@@ -231,7 +219,7 @@ class Search:
         if config.precision not in self.space.recipes:
             return 0.0
         score = self._expected([self.space.as_modelled(config)])[0]
-        return float(self._seconds([config], np.array([score * self._unit()]))[0]) if score > 0 else 0.0
+        return float(self._seconds([config], np.array([score]))[0]) if score > 0 else 0.0
 
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
@@ -243,44 +231,124 @@ class Search:
             return [0.0 for _ in configs]
         found = self._asked(lambda model: model.predict(points_at(configs, self.job)).mean)
         if found is None:
-            measured = {self.space.as_modelled(config): self._score(measurement) for config, measurement in known}
+            measured = {self.space.as_modelled(config): measurement.samples_per_s for config, measurement in known}
             return [measured.get(config, 0.0) for config in configs]
-        return [float(rate) for rate in np.exp(found) / self._unit()]
+        return [float(rate) for rate in np.exp(found)]
 
     def _asked(self, ask: Callable[[ThroughputModel], T]) -> T | None:
         """What the model answers. None: what was measured cannot be fitted, see `broken`."""
         try:
             if self._fitted is None:
-                known, unit = self._known(), self._unit()
-                rates = [self._score(measured) * unit for _, measured in known]
-                self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
+                self._fitted = ThroughputModel(self.job, segments_of(self._known(), self.job))
             return ask(self._fitted)
         except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
             self.broken = f"the throughput model does not fit what was measured ({error})"
             return None
-
-    def _score(self, measured: Measurement) -> float:
-        """In flight: what starting workers costs an epoch is added where configurations are ranked."""
-        return measured.samples_per_s if self.objective == "samples-per-s" else measured.score(self.objective)
-
-    def _unit(self) -> float:
-        """Samples/s of one unit of the score: the power in the median of the trials, in watts, or 1. By how much power
-        differs from setting to setting is left to the model's discrepancy."""
-        if self.objective == "samples-per-s":
-            return 1.0
-        return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in self._known()]))
 
     def is_modelled(self, config: TrialConfig) -> bool:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""
         return is_alike(self.space.as_modelled(config), config)
 
 
-def _predicted(log_rate: float, sd: float, unit: float) -> Interval:
-    low, score, high = (math.exp(log_rate + times * sd) / unit for times in (-1.96, 0, 1.96))
-    return Interval(value=score, low=low, high=high)
+def _predicted(log_rate: float, sd: float) -> Interval:
+    low, rate, high = (math.exp(log_rate + times * sd) for times in (-1.96, 0, 1.96))
+    return Interval(value=rate, low=low, high=high)
 
 
 def _smallest(ranked: Sequence[tuple[TrialConfig, float]]) -> list[TrialConfig]:
     """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
     near = [config for config, score in ranked if score >= AS_GOOD * ranked[0][1]]
     return sorted(near, key=size)[:1]
+
+
+# What a run found, as the throughput model takes it
+
+
+def job_of(
+    facts: WorkloadFacts,
+    host: HostFacts,
+    device: Device,
+    recipes: Mapping[Precision, Recipe],
+    compute_points: Sequence[ComputePoint],
+) -> Job:
+    """What is known before the first trial. A precision that was not timed counts as the first one that was."""
+    curves = {precision: _curve(compute_points, recipe) for precision, recipe in recipes.items()}
+    known = next(curve for curve in curves.values() if curve)
+    return Job(
+        sample_s=facts.sample_s,
+        sample_cpu_s=facts.sample_s if facts.sample_cpu_s is None else facts.sample_cpu_s,
+        sample_bytes=float(facts.sample_bytes),
+        num_cores=float(max(1, host.num_usable_cores)),
+        on_gpu=device.kind == "cuda",
+        compute={str(precision): curve or known for precision, curve in curves.items()},
+        syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),
+    )
+
+
+def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float, float], ...]:
+    """(Batch size, seconds a sample), smallest batch first; of several timings the fastest."""
+    rates: dict[int, float] = {}
+    for point in points:
+        if point.recipe == recipe:
+            rates[point.batch_size] = max(point.samples_per_s, rates.get(point.batch_size, 0.0))
+    return tuple((float(size), 1 / rate) for size, rate in sorted(rates.items()))
+
+
+def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
+    recipes, codes = list(job.compute), [each.changes for each in job.codes]
+    settings = [(c.batch_size, c.loader.num_workers, c.loader.pin_memory, recipes.index(c.precision)) for c in configs]
+    return points_of(settings, [codes.index(config.remedies) for config in configs])
+
+
+def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], job: Job) -> Segments:
+    return Segments(
+        points=points_at([config for config, _ in trials], job),
+        rates=np.array([measured.samples_per_s for _, measured in trials]),
+        make_s=np.array([_make_s(config, measured) for config, measured in trials]),
+        device_s=np.array([_device_s(measured) for _, measured in trials]),
+        pin_s=np.array([_pin_s(config, measured) for config, measured in trials]),
+        cpu_s=np.array([_cpu_s(config, measured, job) for config, measured in trials]),
+        num=np.ones(len(trials)),
+    )
+
+
+def _make_s(config: TrialConfig, measured: Measurement) -> float:
+    """Wall seconds for a sample of a worker, or of the training process with 0 workers; NaN where that was not seen.
+
+    Without workers training waits for the loader as long as that takes, and, where it pins, for that too.
+    """
+    if not config.loader.num_workers and not config.loader.pin_memory:
+        num_samples = sum(window.num_samples for window in measured.windows)
+        return sum(window.wait_s for window in measured.windows) / num_samples or float("nan")
+    num_made = sum(worker.num_made for worker in measured.workers)
+    if not num_made:
+        return float("nan")
+    return sum(worker.made_s for worker in measured.workers) / num_made / config.batch_size
+
+
+def _device_s(measured: Measurement) -> float:
+    """Seconds a sample in which the device copied and computed; NaN where that was not measured."""
+    windows = measured.windows
+    if any(window.copy_s is None or window.compute_s is None for window in windows):
+        return float("nan")
+    busy_s = sum((window.copy_s or 0.0) + (window.compute_s or 0.0) for window in windows)
+    return busy_s / sum(window.num_samples for window in windows)
+
+
+def _pin_s(config: TrialConfig, measured: Measurement) -> float:
+    """Seconds a sample of the pinning thread, over the windows in which batches were always queued for it; NaN where
+    there are none, or it pinned nothing."""
+    busy = [window for window in measured.windows if window.num_pinned and (window.least_unpinned or 0) > 0]
+    num_pinned = sum(window.num_pinned or 0 for window in busy)
+    if not num_pinned or not config.loader.pin_memory or not config.loader.num_workers:
+        return float("nan")
+    return sum(window.seconds for window in busy) / num_pinned / config.batch_size
+
+
+def _cpu_s(config: TrialConfig, measured: Measurement, job: Job) -> float:
+    """CPU seconds a sample of the workers; NaN where there are none, it was not read, or samples hardly wait: then
+    `_make_s` is as much."""
+    seen, hardly_waits = measured.telemetry, job.sample_s < WAITS * job.sample_cpu_s
+    if not config.loader.num_workers or hardly_waits or seen is None or not seen.workers_cpu_cores:
+        return float("nan")
+    return seen.workers_cpu_cores / measured.samples_per_s

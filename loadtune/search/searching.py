@@ -10,20 +10,17 @@ from functools import partial
 
 from loadtune.changes import Situation, in_order
 from loadtune.changes.stack import OF_LEFT, Stack, applied
+from loadtune.limits.bounds import host_memory_refusal, prefetch_bytes, shm_refusal
 from loadtune.model.resources import Job
-from loadtune.records.config import Dimension
-from loadtune.records.facts import WorkloadFacts
+from loadtune.records.config import TrialConfig
+from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Trial
 from loadtune.report.store import STUDY_FILE, write_whole
-from loadtune.run import Run
-from loadtune.run_file import Searched
-from loadtune.search.baseline import in_space
-from loadtune.search.feasible import feasible, note_lost_memory, note_shm
-from loadtune.search.search import MIN_RUNS, Next, Search
+from loadtune.run import Run, Searched
+from loadtune.search.search import MIN_RUNS, Next, Search, job_of, points_at
 from loadtune.search.segment import outcome_text, timed
-from loadtune.search.space import EPOCH_STEPS, Code, SearchSpace
-from loadtune.search.throughput import job_of, points_at
+from loadtune.search.space import EPOCH_STEPS, Code, SearchSpace, is_alike, largest_batch
 from loadtune.units import counted, seconds_text
 
 MIN_TRIALS = 2
@@ -42,18 +39,17 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
 
     with run.stage("study"):
-        note_lost_memory(run)
-        note_shm(run, facts, max(searched.num_workers))
+        _note_shm(run, facts, max(searched.num_workers))
         search = _search(run, facts, searched)
 
         def save(content: Callable[[], bytes]) -> None:
             run.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(run.folder / STUDY_FILE, content()))
 
-        kept = OptunaStudy(searched, save, known=run.trials, objective=run.config.objective)
+        kept = OptunaStudy(searched, save, known=run.trials)
         if run.searched is not None:  # before an interruption
             run.note(*run.searched.notes)
             return search
-        before, begun_s = run.standing, run.clock.now()
+        before, begun_s = tuple(run.trials), run.clock.now()
         took_s = [trial.measurement.seconds for trial in before if trial.measurement is not None]
         while (asked := _upcoming(run, search, took_s, begun_s, len(before))) is not None:
             kept.ask(asked.config)
@@ -61,7 +57,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
             run.trials.append(trial)
             run.confirmed, run.concluded_s, run.remedies = [], None, None  # the finalists may be others now
             run.save()
-            outcome = outcome_text(trial.config, trial.outcome, run.config.objective)
+            outcome = outcome_text(trial.config, trial.outcome)
             run.tell(f"trial {len(run.trials)}/{run.config.num_trials}: {outcome}")
             kept.tell(trial)
             search.saw(trial)
@@ -80,7 +76,7 @@ def _upcoming(run: Run, search: Search, took_s: Sequence[float], begun_s: float,
 
     ``took_s``: seconds of the trials so far. ``num_before``: trials of before this search, which began at ``begun_s``.
     """
-    of_code, num_run = bool(search.space.codes), len(run.standing)
+    of_code, num_run = bool(search.space.codes), len(run.trials)
     most = max(run.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
     room, left_s = most - num_run, math.inf
     if room <= 0:
@@ -126,25 +122,77 @@ def known_job(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Job:
 
 
 def _search(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
-    """As far as the trials of this run brought it. First comes what others settled on: the user, and another machine's
-    run, in a precision that there is here."""
-    first, own = list[Next](), in_space(run.yours, searched)
-    if own is not None and searched.excess(own) <= 0:
-        first.append(Next(config=own, origin="yours"))
-    if run.warm is not None:
-        recipe = searched.recipes.get(run.warm.precision, next(iter(searched.recipes.values())))
-        first.append(Next(config=searched.clip(replace(run.warm, recipe=recipe)), origin="warm start"))
+    """As far as the trials of this run brought it."""
     search = Search(
         job=known_job(run, facts, searched),
         space=searched,
-        first=first,
+        yours=_in_space(run.yours, searched),
         feasible=lambda configs: feasible(run, facts, configs),
         left_s=lambda: run.left_s,
-        objective=run.config.objective,
     )
-    for trial in run.standing:
+    for trial in run.trials:
         search.saw(trial)
     return search
+
+
+def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
+    """The user's loader settings under the chosen recipe, or None where the space has no such point."""
+    if yours is None or yours.precision not in searched.recipes:
+        return None
+    own = replace(yours, recipe=searched.recipes[yours.precision])
+    near = searched.at(searched.point(own))
+    return own if is_alike(near, own) and searched.excess(own) <= 0 else None
+
+
+# What can run: by the memory ceilings, the host's memory now, and the trials that failed
+
+
+def feasible(run: Run, facts: WorkloadFacts, configs: Sequence[TrialConfig]) -> list[TrialConfig]:
+    """Those of them that can run, by all that is known now."""
+    largest = {ceiling.precision: largest_batch(run, ceiling) for ceiling in run.ceilings}
+    failed = [(trial.config, trial.failure) for trial in run.trials if trial.failure is not None]
+    able = [
+        config
+        for config in configs
+        if config.batch_size <= largest.get(config.precision, config.batch_size)
+        and not any(_rules_out(tried, failure, config, facts) for tried, failure in failed)
+    ]
+    if all(_has_room(config, facts, run.host) for config in able):
+        return able
+    now = run.host_now()  # virtual machines show 31 GiB at first and grow to 256
+    return [config for config in able if _has_room(config, facts, run.host) or _has_room(config, facts, now)]
+
+
+def _has_room(config: TrialConfig, facts: WorkloadFacts, host: HostFacts) -> bool:
+    return host_memory_refusal(config.loader, facts.sample_bytes, host) is None
+
+
+def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, facts: WorkloadFacts) -> bool:
+    """Whether the failure of a trial says that a configuration cannot run either."""
+    if tried.remedies and not failure.is_of_memory:
+        return set(tried.remedies) <= set(config.remedies)
+    if tried.remedies and tried.remedies != config.remedies:
+        return False
+    if failure.kind == "non_finite_loss":
+        return tried.precision in ("fp32", config.precision)
+    if failure.kind == "oom":  # in its precision, as ceilings are
+        return config.precision == tried.precision and config.batch_size >= tried.batch_size
+    if failure.is_of_memory:
+        return prefetch_bytes(config.loader, facts.sample_bytes) >= prefetch_bytes(tried.loader, facts.sample_bytes)
+    return config == tried
+
+
+def _note_shm(run: Run, facts: WorkloadFacts, most_workers: int) -> None:
+    """Name workers that do not fit into /dev/shm: the user's own, or else as many as there are cores, or may be."""
+    now = run.host_now()
+    if run.yours is None:
+        return
+    own = run.yours.loader
+    most = replace(own, num_workers=min(most_workers, now.num_usable_cores))
+    refusals = (shm_refusal(loader, facts.sample_bytes, now) for loader in (own, most))
+    refused = next((each for each in refusals if each is not None), None)
+    if refused is not None:
+        run.note(f"{refused} What does not fit was not tried.")
 
 
 # Changes of the code
@@ -164,7 +212,6 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
                 spec=run.config.workload,
                 facts=facts,
                 device=run.device,
-                ram_bytes=run.host.ram_available_bytes,
                 precisions=tuple(searched.recipes),
             ),
             training=run.training,
@@ -216,23 +263,7 @@ def _end_notes(run: Run, search: Search) -> list[str]:
             f"Batch sizes above {sizes[-1]} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give "
             "one with --fix batch_size=… to try it."
         )
-    return notes + [_tuned_note(search, name) for name in run.config.tune if _is_void(run, search, name)]
-
-
-def _tuned_note(search: Search, name: Dimension) -> str:
-    if name != "memory_format" and search.space.num_workers == (0,):
-        return f"--tune {name}: this has no effect without workers, and no configuration with workers was tried."
-    if not search.ended:
-        return f"--tune {name}: only one value was tried, because the time ended. Raise --time-budget to try others."
-    return f"--tune {name}: only one value was tried before the search ended ({search.ended})."
-
-
-def _is_void(run: Run, search: Search, name: Dimension) -> bool:
-    """Whether one value at the most was run of a dimension given to --tune."""
-    configs = [trial.config for trial in run.trials]
-    mattered = [config for config in configs if name == "memory_format" or config.loader.num_workers]
-    values = {search.space.point(config)[name] for config in mattered} if name in search.space.axes else set()
-    return len(search.space.axes.get(name, ())) > 1 and len(values) < 2
+    return notes
 
 
 def hung(run: Run) -> list[TrialFailure]:

@@ -4,20 +4,19 @@ training, and what other processes did meanwhile."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import is_barred
-from loadtune.records.config import LoaderConfig, Objective, TrialConfig
+from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure, Window, non_finite_loss, samples_per_s
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run import Run
 from loadtune.seams import Clock, Sensor, Training
-from loadtune.units import counted, efficiency_text, percent_text, rate_text, seconds_text
+from loadtune.units import counted, percent_text, rate_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
 """For the measured part of one segment, where a queue is turned over in less: seconds, or a share of a short time
@@ -57,6 +56,8 @@ REPEAT_OF_LEFT = 0.1
 DISTURBED = 0.1
 """Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
 counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
+
+_OF_WHAT = "the CPU cores or of the GPU"
 
 
 class Segment:
@@ -189,21 +190,20 @@ def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measureme
 
     A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
     fails the first one does, unless the loss was not finite."""
-    first, cores = _timed_once(run, config, limit_s), run.host.num_usable_cores
-    before = disturbance(first, cores)
-    if before is None or not before.matters or not isinstance(first, Measurement):
+    first = _timed_once(run, config, limit_s)
+    before = taken_by_others(run, first)
+    if before < DISTURBED or not isinstance(first, Measurement):
         return first
     if run.disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * run.left_s:
         return first
-    run.tell(f"Other processes used {before} during this measurement. It is repeated.")
+    run.tell(f"Other processes used {percent_text(before)} of {_OF_WHAT} during this measurement. It is repeated.")
     again = _timed_once(run, config, limit_s)
     if isinstance(again, TrialFailure) and is_barred([again]):
         return again
-    after = disturbance(again, cores)
-    run.disturbed_repeats = 0 if after is not None and not after.matters else run.disturbed_repeats + 1
-    if isinstance(again, Measurement) and after is not None and after.share < before.share:
-        first = again
-    return replace(first, repeated=True)
+    after = taken_by_others(run, again) if isinstance(again, Measurement) else before
+    run.disturbed_repeats = 0 if after < DISTURBED else run.disturbed_repeats + 1
+    quieter = again if isinstance(again, Measurement) and after < before else first
+    return replace(quieter, repeated=True)
 
 
 def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
@@ -217,68 +217,43 @@ def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | 
         if isinstance(error, OutOfTimeError) or not config.remedies:
             raise
         return TrialFailure(kind="user_error", phase="training", message=str(error))
-    if not isinstance(outcome, Measurement):
-        return outcome
-    run.trained.add((config.recipe, config.batch_size))
-    if run.config.objective == "samples-per-joule" and outcome.samples_per_joule is None:
-        return TrialFailure(
-            kind="unsupported", phase="energy", message="the GPU's energy counter could not be read during this run"
-        )
+    if isinstance(outcome, Measurement):
+        run.trained.add((config.recipe, config.batch_size))
     return outcome
 
 
-def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None, objective: Objective) -> str:
+def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None) -> str:
     what = settings_text(config)
     if not isinstance(outcome, Measurement):
         return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
-    efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
     used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
-    return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}{used}"
+    return f"{what}: {rate_text(outcome.samples_per_s)}{used}"
 
 
 # Beside other processes
 
 
-class Disturbance(NamedTuple):
-    """What processes that are not ours took."""
-
-    share: float
-    taken_of: str
-
-    @property
-    def matters(self) -> bool:
-        return self.share >= DISTURBED
-
-    def __str__(self) -> str:
-        return f"{percent_text(self.share)} of the {self.taken_of}"
-
-
-def disturbance(outcome: Measurement | TrialFailure, num_usable_cores: int) -> Disturbance | None:
-    """Of the cores or of the GPU, whichever others took more of. None: it could not be read."""
+def taken_by_others(run: Run, outcome: Measurement | TrialFailure) -> float:
+    """Share of the usable cores or of the GPU, whichever other processes used more of. 0: nothing, or not read."""
     seen = outcome.telemetry if isinstance(outcome, Measurement) else None
     if seen is None:
-        return None
-    cores = Disturbance((seen.others_cpu_cores or 0.0) / max(1, num_usable_cores), "CPU cores")
-    return max(cores, Disturbance(seen.gpu_others_sm_fraction or 0.0, "GPU"))
+        return 0.0
+    return max((seen.others_cpu_cores or 0.0) / max(1, run.host.num_usable_cores), seen.gpu_others_sm_fraction or 0.0)
 
 
 def note_disturbance(run: Run) -> None:
     """How many segments were run again, and which of the final's are disturbed all the same."""
     num_repeated = sum(measured.repeated for _, measured in run.timed)
     if num_repeated:
-        were = "was" if num_repeated == 1 else "were"
-        what = "CPU cores or of the GPU" if run.device.kind == "cuda" else "CPU cores"
         run.note(
-            f"{counted(num_repeated, 'measurement')} {were} repeated, because other processes used "
-            f"{percent_text(DISTURBED)} or more of the {what} meanwhile."
+            f"{counted(num_repeated, 'measurement')} {'was' if num_repeated == 1 else 'were'} repeated, because other "
+            f"processes used {percent_text(DISTURBED)} or more of {_OF_WHAT} meanwhile."
         )
-    confirmed = [measured for finalist in run.finalists for measured in finalist.runs]
-    all_seen = (disturbance(measured, run.host.num_usable_cores) for measured in confirmed)
-    disturbed = [seen for seen in all_seen if seen is not None and seen.matters]
+    shares = [taken_by_others(run, measured) for finalist in run.finalists for measured in finalist.runs]
+    disturbed = [share for share in shares if share >= DISTURBED]
     if disturbed:
-        up_to = "up to " if len(disturbed) > 1 else ""
         run.note(
-            f"Other processes used {up_to}{max(disturbed)} in {len(disturbed)} of the "
-            f"{counted(len(confirmed), 'run')} of the confirmation. The true throughput may be higher. Run again on a "
+            f"Other processes used up to {percent_text(max(disturbed))} of {_OF_WHAT} in {len(disturbed)} of the "
+            f"{counted(len(shares), 'run')} of the confirmation. The true throughput may be higher. Run again on a "
             "quiet machine."
         )

@@ -1,14 +1,24 @@
 """The search space: one axis a dimension, each a tuple of values. Spanned from what the probes found, then frozen.
 
-A precision's lower ceiling is a constraint on the space, never another range.
+Memory, cores (or workers that wait), RAM and a tenth of an epoch bound it, and what the options say. A precision's
+lower ceiling is a constraint on the space, never another range.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
-from loadtune.records.config import Dimension, LoaderConfig, MemoryFormat, Precision, Recipe, Setting, TrialConfig
+from loadtune.errors import UsageError
+from loadtune.limits.recipe import SMALL, STEP_S, power_of_two_to
+from loadtune.records.config import Dimension, LoaderConfig, Precision, Recipe, Setting, TrialConfig, TuneConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.memory import MemoryCeiling
+from loadtune.run import Run
+from loadtune.search.baseline import ASSUMED_BATCH, your_config
+
+Axis = Dimension | Literal["code"]
+"""What the study chooses a value of."""
 
 FINE_WORKERS = 8
 """Up to here every worker count is a rung; above it, steps of about a fifth: finer ones drown in the noise."""
@@ -21,20 +31,22 @@ PREFETCH_FACTORS = (1, 2, 4, 8)
 EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
 
-MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", "code")
+MODELLED: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory", "precision", "code")
 """What the throughput model knows, in the order of `SearchSpace.config`."""
 
-_LOADER_AXES: tuple[Dimension, ...] = (
-    "batch_size",
-    "num_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "in_order",
-    "persistent_workers",
-)
+_LOADER_AXES: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory", "prefetch_factor")
+
+WAITS = 1.5
+"""Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
+
+MOST_WAITING = 256
+"""Workers at the most. RAM and /dev/shm may allow fewer."""
 
 UNCHANGED = "none"
 """The value of the dimension *code* without any change."""
+
+USUAL = LoaderConfig(batch_size=1)
+"""PyTorch's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,58 +74,43 @@ class SearchSpace:
     ceilings: Mapping[Precision, int]
     """Largest batch per precision."""
     prefetch_factors: tuple[int, ...] = (2,)
-    memory_formats: tuple[MemoryFormat, ...] = ()
-    """Empty: each precision's recipe has its own."""
-    in_order: tuple[bool, ...] = (True,)
-    persistent_workers: tuple[bool, ...] = (True,)
+    others: LoaderConfig = USUAL
+    """The loader's other settings, which all configurations share: in_order and persistent_workers."""
     codes: tuple[Code, ...] = ()
     """Beside the code as it is."""
 
     @property
-    def axes(self) -> dict[Dimension, Sequence[Any]]:
+    def axes(self) -> dict[Axis, Sequence[Any]]:
         """Values by dimension; the numbers among them in ascending order."""
-        axes: dict[Dimension, Sequence[Any]] = {
+        axes: dict[Axis, Sequence[Any]] = {
             "batch_size": self.batch_sizes,
             "num_workers": self.num_workers,
             "pin_memory": self.pin_memory,
             "precision": tuple(self.recipes),
             "prefetch_factor": self.prefetch_factors,
-            "in_order": self.in_order,
-            "persistent_workers": self.persistent_workers,
         }
-        axes |= {"memory_format": self.memory_formats} if self.memory_formats else {}
         return axes | ({"code": (UNCHANGED, *(code.name for code in self.codes))} if self.codes else {})
 
     def config(
         self, batch_size: int, num_workers: int, pin_memory: bool, precision: Precision, code: str = UNCHANGED
     ) -> TrialConfig:
-        """These, and of the other dimensions what PyTorch and the recipe have by default, where that is searched."""
+        """These, with PyTorch's prefetch_factor, or the nearest that is searched."""
         loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
         point = self.point(TrialConfig(loader=loader, recipe=self.recipes[precision]))
         return self.at({**point, "code": code})
 
-    def at(self, point: Mapping[Dimension, Any]) -> TrialConfig:
+    def at(self, point: Mapping[Axis, Any]) -> TrialConfig:
         """The configuration at a point that names a value of every axis; without a code that is nothing there."""
-        loader = LoaderConfig(**{str(name): point[name] for name in _LOADER_AXES})
+        loader = replace(self.others, **{str(name): point[name] for name in _LOADER_AXES})
         if loader.num_workers == 0:  # then nothing is prefetched, and configurations that differ in it are the same
             loader = LoaderConfig(batch_size=loader.batch_size, pin_memory=loader.pin_memory)
-        recipe = self.recipes[point["precision"]]
-        if self.memory_formats:
-            recipe = replace(recipe, memory_format=point["memory_format"])
-        config = TrialConfig(loader=loader, recipe=recipe)
+        config = TrialConfig(loader=loader, recipe=self.recipes[point["precision"]])
         code = next((code for code in self.codes if code.name == point.get("code")), None)
         return (None if code is None else code.apply(config)) or config
 
-    def point(self, config: TrialConfig) -> dict[Dimension, Setting]:
+    def point(self, config: TrialConfig) -> dict[Axis, Setting]:
         """Where the configuration lies, or the nearest place to it: sizes give way downwards, the rest to the first."""
         return {name: _nearest(axis, _setting(config, name)) for name, axis in self.axes.items()}
-
-    def clip(self, config: TrialConfig) -> TrialConfig:
-        """The configuration itself, or the one nearest to it that this space has and that fits."""
-        near = self.at(self.point(config))
-        if self.excess(near) <= 0:
-            return near
-        return self.at(self.point(replace(near, loader=replace(near.loader, batch_size=self.ceilings[near.precision]))))
 
     def modelled(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once, with the defaults of what the throughput model does not know."""
@@ -161,7 +158,7 @@ def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(sorted(rungs))
 
 
-def _setting(config: TrialConfig, name: Dimension) -> Any:
+def _setting(config: TrialConfig, name: Axis) -> Any:
     if name == "code":
         return "+".join(config.remedies) or UNCHANGED
     return getattr(config.loader if name in _LOADER_AXES else config.recipe, name)
@@ -172,3 +169,107 @@ def _nearest(axis: Sequence[Any], value: Any) -> Any:
     if value in axis:
         return value
     return max((each for each in axis if type(each) is int and each <= value), default=axis[0])
+
+
+def search_space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
+    """Freeze what the study searches, and settle the user's own configuration."""
+    config = run.config
+    ceilings = {ceiling.precision: largest_batch(run, ceiling) for ceiling in run.ceilings}
+    if not run.batch_sizes:  # else they are of before an interruption, and the study has them
+        run.yours = _yours(run, facts)
+        run.batch_sizes = _batch_sizes(run, facts, run.yours, ceilings)
+        run.num_workers = _num_workers(run, facts, run.yours)
+        run.save()
+    usual = facts.own_loader or USUAL
+    prefetched = PREFETCH_FACTORS if "prefetch_factor" in config.tune else (usual.prefetch_factor,)
+    (in_order,) = _fixed(config, "in_order", (usual.in_order,))
+    (persistent,) = _fixed(config, "persistent_workers", (True,))
+    return SearchSpace(
+        batch_sizes=run.batch_sizes,
+        num_workers=run.num_workers,
+        pin_memory=_fixed(config, "pin_memory", (False, True) if run.device.kind == "cuda" else (False,)),
+        recipes=chosen,
+        ceilings=ceilings,
+        prefetch_factors=_fixed(config, "prefetch_factor", prefetched),
+        others=replace(USUAL, in_order=in_order, persistent_workers=persistent),
+    )
+
+
+def _fixed(config: TuneConfig, name: Dimension, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    fixed = config.fixed(name)
+    return values if fixed is None else (fixed,)
+
+
+def largest_batch(run: Run, ceiling: MemoryCeiling) -> int:
+    """The safe size, or one that the user named where that is above it and was seen to fit."""
+    named = (run.config.yours.batch_size, run.config.fixed("batch_size"))
+    fitting = [int(size) for size in named if size is not None and int(size) <= ceiling.batch_size]
+    return max([ceiling.safe_batch_size, *fitting])
+
+
+def _batch_sizes(
+    run: Run, facts: WorkloadFacts, yours: TrialConfig, ceilings: Mapping[Precision, int]
+) -> tuple[int, ...]:
+    """Up to the largest that fits and leaves an epoch `EPOCH_STEPS` steps; one that was named is never too large. Ends
+    of precisions and the user's own size are rungs as well."""
+    largest, fixed = max(ceilings.values()), facts.fixed_batch_size or run.config.fixed("batch_size")
+    if fixed is not None:
+        if int(fixed) > largest:
+            raise UsageError(
+                f"--fix batch_size={fixed} does not fit: the largest batch size that trains here is "
+                f"{largest}. Use that or a smaller one, or leave --fix batch_size out."
+            )
+        return (int(fixed),)
+    top = largest
+    if facts.dataset_length is not None:
+        named = max(run.config.named_batch_size or 1, facts.smallest_batch)
+        top = min(largest, max(named, facts.dataset_length // EPOCH_STEPS))
+    moderate = max(point.batch_size for choice in run.recipes for point in choice.points)
+    ends = [ceiling.safe_batch_size for ceiling in run.ceilings if ceiling.safe_batch_size <= top]
+    own = [yours.batch_size] if yours.batch_size <= largest else []
+    return batch_ladder(max(facts.smallest_batch, min(moderate, top) // SMALL), top, (*ends, *own))
+
+
+def _num_workers(run: Run, facts: WorkloadFacts, yours: TrialConfig) -> tuple[int, ...]:
+    """Up to the usable cores; where workers wait rather than compute, `MOST_WAITING`. How many keep the cores busy is
+    the model's to learn: 4.3 ms of a single sleeping sample held 0.19 ms of CPU, in large batches 0.06."""
+    most = run.config.max_workers
+    if most is None:
+        cores, waits = run.host.num_usable_cores, facts.sample_s / (facts.sample_cpu_s or facts.sample_s)
+        busy = cores if waits < WAITS else max(cores, MOST_WAITING)
+        ladder = worker_ladder(busy, (cores, yours.loader.num_workers))
+    else:
+        ladder = worker_ladder(most)
+    allowed = tuple(count for count in ladder if facts.max_workers is None or count <= facts.max_workers)
+    return _fixed(run.config, "num_workers", allowed)
+
+
+def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
+    """The user's own configuration; an assumed batch size is one that trains well here."""
+    given, can_pin = run.config.yours, run.device.kind == "cuda"
+    precision = given.precision or "fp32"
+    ceiling = next((each for each in run.ceilings if each.precision == precision), None)
+    largest = _assumed_batch(run, facts, precision, ceiling)
+    yours = your_config(given, largest, can_pin=can_pin, own_loader=facts.own_loader)
+    if given.batch_size is None and yours.batch_size < ASSUMED_BATCH:
+        run.note(
+            f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
+            "batch takes more than a second on this machine, or does not fit. Give your own with --batch-size."
+        )
+    if given.pin_memory and not can_pin:
+        run.note("pin_memory has no effect without a GPU; the baseline is measured without it.")
+    if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
+        run.note(
+            f"Your batch size {yours.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"
+            " here. The confirmation tries it all the same."
+        )
+    return yours
+
+
+def _assumed_batch(run: Run, facts: WorkloadFacts, precision: Precision, ceiling: MemoryCeiling | None) -> int:
+    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
+    take longer than `STEP_S`, or its precision does not train it."""
+    points = [p for choice in run.recipes for p in choice.points if p.recipe.precision == precision]
+    largest = min(ASSUMED_BATCH, max((STEP_S * p.quickest_per_s for p in points), default=ASSUMED_BATCH))
+    bounds = (None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
+    return max(facts.smallest_batch, power_of_two_to(min(largest, *(each for each in bounds if each is not None))))

@@ -20,19 +20,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import StaticPool
 
-from loadtune.records.config import SCORE_UNITS, Objective, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.result import Trial
 from loadtune.search.space import SearchSpace, is_alike
 
 STUDY_NAME = "loadtune"
-SHOWN = (
-    "gpu_utilization_fraction",
-    "gpu_sm_activity_fraction",
-    "cpu_utilization_fraction",
-    "gpu_memory_used_bytes",
-    "gpu_power_w",
-)
-"""Figures of `Telemetry` that are user attributes of a trial, for whoever looks at the study."""
 
 
 class SearchSampler(BaseSampler):
@@ -70,9 +62,8 @@ class OptunaStudy:
         save: Callable[[Callable[[], bytes]], None] = lambda content: None,
         *,
         known: Sequence[Trial] = (),
-        objective: Objective = "samples-per-s",
     ) -> None:
-        self._space, self._objective, self._save = space, objective, save
+        self._space, self._save = space, save
         self._worst: float | None = None
         self._sampler = SearchSampler(space)
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -86,7 +77,7 @@ class OptunaStudy:
             )
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
-        self._storage.set_study_system_attr(study_id, "study:metric_names", [SCORE_UNITS[objective]])
+        self._storage.set_study_system_attr(study_id, "study:metric_names", ["samples/s"])
         for trial in known:
             if trial.outcome is None or not is_alike(space.at(space.point(trial.config)), trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
@@ -122,10 +113,8 @@ class OptunaStudy:
             value = math.nextafter(self._worst or 0.0, 0.0)
             attrs["infeasible"] = trial.failure.message if trial.failure else "not measured"
         else:
-            value = measured.score(self._objective)
+            value = measured.score
             self._worst = value if self._worst is None else min(self._worst, value)
-            seen = {} if measured.telemetry is None else {each: getattr(measured.telemetry, each) for each in SHOWN}
-            attrs |= {name: round(figure, 3) for name, figure in seen.items() if figure is not None}
         for name, attr in attrs.items():
             asked.set_user_attr(name, attr)
         # Not by set_constraint: optuna-dashboard (0.21) looks for feasibility in this list, and Optuna 5 reads it, too.

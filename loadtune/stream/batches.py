@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from loadtune.stream.counters import Counters
+from loadtune.stream.settings import Counters
 
 
 class IndexStream:

@@ -7,12 +7,9 @@ on trial reports what goes wrong as `PoolFailedError` instead of raising it into
 
 import contextlib
 import os
-import random
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from multiprocessing.util import get_temp_dir
 from typing import Any, ClassVar
 
@@ -21,58 +18,19 @@ from torch.utils.data import DataLoader
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream
-from loadtune.stream.counters import Switch
-from loadtune.stream.random_states import read_states, write_states
 from loadtune.stream.sample_table import SampleTable
-from loadtune.stream.settings import Settings, start_method
+from loadtune.stream.settings import Settings, Switch, start_method
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
-from loadtune.stream.start import DeferredContext, Starter
 from loadtune.stream.worker_rows import RowWriter, SampleError, watch_fetcher
 
-# Workers that were told to terminate do so at once; this is for a machine that is too busy to let them.
-_TERMINATE_S = 1.0
+_KILL_S = 1.0
+"""Killed workers end at once; this is for a machine that is too busy to let them."""
+_FORK_SLICE_S = 0.05
+"""Seconds that one step of the loop may spend on forking workers, one worker at least."""
 
 
 class PoolFailedError(Exception):
     """A pool on trial failed to start, died, hung or raised. Its message says which; `__cause__` is torch's error."""
-
-
-class _Indices:
-    """Stands for the caller's sampler: iterating it draws nothing, so that only the stream does."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-def _view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
-    """The loader as torch's iterators read it, with these settings. The caller's own object is left as it is."""
-    view: dict[str, Any] = {
-        "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
-        "num_workers": settings.num_workers,
-        "pin_memory": settings.pin_memory,
-        "prefetch_factor": settings.prefetch_factor,
-        "in_order": settings.in_order,
-        "persistent_workers": loader.persistent_workers and settings.num_workers > 0,
-    }
-    if settings.num_workers == 0:
-        view |= {"timeout": 0, "multiprocessing_context": None}
-    return private.LoaderView(loader, _Indices(), **view | changes)
-
-
-def plain_iterator(loader: DataLoader[Any], own: Settings, *, before: Any = None) -> Any:
-    """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
-    view = _view(loader, own, _index_sampler=loader._index_sampler, generator=loader.generator)
-    if before is not None and own.num_workers:
-        before._reset(view)
-        return before
-    made = (private.MultiProcessIterator if own.num_workers else private.SingleProcessIterator)(view)
-    made.settings = own
-    return made
-
-
-def single_batch(loader: DataLoader[Any], own: Settings, indices: Any) -> Iterator[Any]:
-    """Torch's own iterator over one batch, in the training process."""
-    return private.SingleProcessIterator(_view(loader, replace(own, num_workers=0), _index_sampler=[indices]))  # type: ignore[no-any-return]
 
 
 class _Fed:
@@ -98,11 +56,11 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         stream: IndexStream,
         base_seed: int,
         table: SampleTable,
+        sample_error: SampleError | None,
         *,
         on_trial: bool,
         deferred: bool,
         hang_s: float,
-        sample_error: SampleError | None = None,
     ) -> None:
         """``on_trial``: not the caller's own settings. ``deferred``: workers start in `poll`, else now, as torch's do.
 
@@ -111,7 +69,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._shutdown, self._pid = True, os.getpid()
         self.settings, self.stream, self.on_trial = settings, stream, on_trial
         self._given_seed, self._hang_s, self._table = base_seed, hang_s, table
-        self._trial_pids: tuple[int, ...] | None = None
         self._asked_s: float | None = None
         self._hang_watch: threading.Thread | None = None
         self._is_hung, self._ended = False, threading.Event()
@@ -120,13 +77,13 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._workers: list[Any] = []
         self.issued, self.is_fed, self._got = {}, not deferred, 0
         self.rows = table.reserve(settings.num_workers)
-        self._starter: Starter | None = None
+        self._starter: _Starter | None = None
         self._num_acknowledged, self.start_s, self.num_delivered = 0, None, 0
         begun = time.monotonic()
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         context = loader.multiprocessing_context
-        later = DeferredContext(context) if deferred else None
-        view = _view(
+        later = _DeferredContext(context) if deferred else None
+        view = private.view(
             loader,
             settings,
             worker_init_fn=RowWriter(table, self.rows.start, loader.worker_init_fn, sample_error),
@@ -139,10 +96,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
                 self.close()
             table.release(self.rows)
             raise
-        self._profile_name = f"enumerate(DataLoader)#{private.MultiProcessIterator.__name__}.__next__"
         if later is not None:
             self._workers = []
-            self._starter = Starter(later.processes, start_method(context), self._started)
+            self._starter = _Starter(later.processes, start_method(context), self._started)
         else:
             self.start_s = time.monotonic() - begun
         if on_trial or deferred:  # whose death must not raise in whatever the training process does just then
@@ -197,7 +153,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self.issued.clear()
         self.is_fed = True
         with self._failing("they did not go on with the next epoch"):
-            self._reset(_view(loader, self.settings))
+            self._reset(private.view(loader, self.settings))
 
     # What torch calls
 
@@ -209,25 +165,19 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         return indices
 
     def _get_data(self) -> Any:
-        if not self.on_trial:
-            data = super()._get_data()
-        else:
-            self._asked_s = time.monotonic()
-            try:
-                with self._failing("its workers gave no batch"):
-                    if self._hang_watch is None:
-                        watch = self._watch_for_hang
-                        self._hang_watch = threading.Thread(target=watch, name="loadtune-hang", daemon=True)
-                        self._hang_watch.start()
-                    data = super()._get_data()
-            finally:
-                self._asked_s = None
+        self._asked_s = time.monotonic()
+        try:
+            with self._failing("its workers gave no batch"):
+                if self.on_trial and self._hang_watch is None:
+                    self._hang_watch = threading.Thread(target=self._watch_for_hang, name="loadtune-hang", daemon=True)
+                    self._hang_watch.start()
+                data = super()._get_data()
+        finally:
+            self._asked_s = None
         self._got = data[0]
         return data
 
     def _try_get_data(self, *timeout: float) -> Any:
-        if not self.on_trial:
-            return super()._try_get_data(*timeout)
         with self._watching_workers():
             return super()._try_get_data(*timeout)
 
@@ -256,10 +206,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         """Of a pool on trial: turn what is raised into PoolFailedError."""
         try:
             yield
-        except PoolFailedError:
-            raise
         except Exception as error:
-            if not self.on_trial or error is self.stream.error or error is self._others_error:
+            known = isinstance(error, PoolFailedError) or error is self.stream.error or error is self._others_error
+            if known or not self.on_trial:
                 raise
             if self._is_hung:
                 raise PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s") from None
@@ -267,13 +216,12 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _watching_workers(self) -> Iterator[None]:
-        """While the loop waits here, a worker's death ends the wait at once. torch does so wherever the loop is."""
-        if threading.current_thread() is not threading.main_thread():
+        """While the loop waits here for workers on trial, the death of one ends the wait at once. torch raises the
+        death of others wherever the loop is."""
+        if not self.on_trial or threading.current_thread() is not threading.main_thread():
             yield
             return
-        if self._trial_pids is None:
-            self._trial_pids = tuple(worker.pid for worker in self._workers)
-        private.set_worker_pids(id(self), self._trial_pids)
+        private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         try:
             private.error_if_any_worker_fails()
             yield
@@ -307,26 +255,22 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         """
         if self._starter is not None:
             self._starter.abandon()
-        pids = [worker.pid for worker in self._workers]
-        answer_for(pids)
-        if patience_s is None:
+        each_s = None if patience_s is None else patience_s / max(1, len(self._workers))
+        with contextlib.nullcontext() if each_s is None else private.waiting_for_workers(each_s):
             self._shutdown_workers()
-        else:
-            with private.waiting_for_workers(patience_s / max(1, len(self._workers))):
-                self._shutdown_workers()
-            deadline = time.monotonic() + _TERMINATE_S
-            for worker in self._workers:  # told to terminate one right after the other, waited for together
-                worker.join(max(0.0, deadline - time.monotonic()))
-            remove_segments(pids)
 
     def _shutdown_workers(self) -> None:
         if self._shutdown or self._pid != os.getpid():  # a process that was forked from this one has no say
             return
         self._ended.set()
         pids = [worker.pid for worker in self._workers]
+        answer_for(pids)
         super()._shutdown_workers()
         for worker in self._workers:
             worker.kill()  # one that torch's SIGTERM did not end, as where it is stopped; the interpreter waits for all
+        deadline = time.monotonic() + _KILL_S
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
         if self._shutdown:
             self._table.release(self.rows)
             self._task_info = {}
@@ -334,7 +278,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
 
 class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
-    """The training process loads each batch when the loop asks for it."""
+    """The training process loads each batch when the loop asks for it, where the caller has no workers."""
 
     start_s: ClassVar[float] = 0.0
 
@@ -345,72 +289,117 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         stream: IndexStream,
         base_seed: int,
         table: SampleTable,
-        *,
-        on_trial: bool,
-        private_random: bool,
-        sample_error: SampleError | None = None,
+        sample_error: SampleError | None,
     ) -> None:
-        """``private_random``: the caller loads in workers, so loading here must not draw from the random numbers of the
-        training process."""
-        self.settings, self.stream, self.on_trial = settings, stream, on_trial
-        self._given_seed = base_seed
+        self.settings, self.stream, self._given_seed = settings, stream, base_seed
         self.issued, self.is_fed, self.num_delivered = {}, True, 0
         self.rows = range(0)
-        super().__init__(_view(loader, settings))
-        self._profile_name = f"enumerate(DataLoader)#{private.SingleProcessIterator.__name__}.__next__"
+        super().__init__(private.view(loader, settings))
         self._dataset_fetcher: Any = watch_fetcher(self._dataset_fetcher, table, sample_error)
-        self._random = _PrivateRandom(base_seed) if private_random else contextlib.nullcontext()
 
     def _next_index(self) -> Any:
         return self._drawn
 
     def _next_data(self) -> Any:
-        # Before the random numbers change: samplers draw from those of the training process.
         position, self._drawn = self.stream.draw()
         self.issued[position] = position
         try:
-            with self._random:
-                data = super()._next_data()
-        except Exception as error:
-            if self.on_trial:
-                raise PoolFailedError(f"{type(error).__name__} was raised in the training process") from error
-            self._done()
-            raise
-        except BaseException:  # Ctrl-C: the batch is gone, as in torch
-            self._done()
-            raise
-        self._done()
-        return data
-
-    def _done(self) -> None:
-        self.stream.delivered(self.issued.popitem()[0])
-        self.num_delivered += 1
+            return super()._next_data()
+        finally:  # after an error or Ctrl-C the batch is gone, as in torch
+            self.stream.delivered(self.issued.popitem()[0])
+            self.num_delivered += 1
 
     def begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Nothing is kept from one epoch to the next."""
         self.issued.clear()
+
+    def is_ready(self, limit_s: float) -> bool:
+        return True
+
+    def feed(self) -> None: ...
 
     def kill(self) -> None: ...
 
     def close(self, patience_s: float | None = None) -> None: ...
 
 
-class _PrivateRandom:
-    """Random numbers of torch, numpy and Python apart from the training process's own, seeded as a worker's are."""
+# Starting workers without blocking the loop: torch's iterator starts all of them in its constructor
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._inside = seed, None
 
-    def __enter__(self) -> None:
-        self._outside = read_states()
-        if self._inside is None:
-            random.seed(self._seed)
-            torch.default_generator.manual_seed(self._seed)  # and no GPU's
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(self._seed % (1 << 32))
-        else:
-            write_states(self._inside)
+class _DeferredContext:
+    """A multiprocessing context whose processes are made and not started: torch's constructor returns at once."""
 
-    def __exit__(self, *raised: object) -> None:
-        self._inside = read_states()
-        write_states(self._outside)
+    def __init__(self, context: Any) -> None:
+        """``context``: of the loader. None: torch's default."""
+        self._context = context or torch.multiprocessing
+        self.processes: list[Any] = []
+
+    def Queue(self) -> Any:
+        return self._context.Queue()
+
+    def Event(self) -> Any:
+        return self._context.Event()
+
+    def Process(self, **arguments: Any) -> "_Unstarted":
+        self.processes.append(self._context.Process(daemon=True, **arguments))
+        return _Unstarted()
+
+
+class _Unstarted:
+    """What torch's constructor asks of a process that it has just started."""
+
+    daemon = True
+    pid = os.getpid()  # it is registered as a worker's for a moment, where None is refused
+
+    def start(self) -> None:
+        """Later, by `_Starter`."""
+
+
+class _Starter:
+    """Starts the processes of one pool: by fork a few in each step of the loop, else in a thread.
+
+    Under forkserver and spawn a start pickles the dataset and waits for the new process to read it; the thread waits
+    instead of the loop. A fork is fast, and a process must not be forked while another thread is in the middle of
+    something, so the loop's own thread does it.
+    """
+
+    def __init__(self, processes: list[Any], method: str, started: Callable[[Any], None]) -> None:
+        """``started``: called with each process when it runs, perhaps in the thread."""
+        self._waiting, self._started = list(processes), started
+        self._abandoned = False
+        self.begun_s = time.monotonic()
+        self.error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if method != "fork":
+            self._thread = threading.Thread(target=self._start_all, name="loadtune-start-workers", daemon=True)
+            self._thread.start()
+
+    def poll(self) -> bool:
+        """Start what a step may. Whether all run."""
+        deadline = time.monotonic() + _FORK_SLICE_S
+        while self._thread is None and self._waiting and self.error is None:
+            self._start_one()
+            if time.monotonic() > deadline:
+                break
+        return not self._waiting and (self._thread is None or not self._thread.is_alive())
+
+    def abandon(self) -> None:
+        """Start no more; waits for the one that is being started."""
+        self._abandoned = True
+        if self._thread is not None:
+            self._thread.join()
+        self._waiting.clear()
+
+    def _start_all(self) -> None:
+        while self._waiting and self.error is None and not self._abandoned:
+            self._start_one()
+
+    def _start_one(self) -> None:
+        process = self._waiting[0]
+        try:
+            process.start()
+            self._started(process)
+        except Exception as error:
+            self.error = error
+        finally:
+            del self._waiting[0]

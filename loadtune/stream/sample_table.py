@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 
 from loadtune.units import counted
 
-NUM_BEGUN, NUM_ENDED, NUM_SAMPLES, BEGAN_S, FIRST_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S, READY_S, DRAWS = range(11)
-"""Fields of a row that `worker_rows` keeps."""
-_PID, _BATCH_SIZE, INDEX, _FIRST = range(11, 15)
-_ROW = 21
+NUM_BEGUN, NUM_ENDED, BEGAN_S, FIRST_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S, READY_S, DRAWS = range(10)
+"""Fields of a row that `worker_rows` keeps, as its `WorkerTimes` names them."""
+_PID, _BATCH_SIZE, INDEX, _FIRST = range(10, 14)
+_ROW = 20
 _MAX_KEPT = _ROW - _FIRST
-_NUM_BYTES = 1 << 20  # 6,239 workers; what is not written takes no memory
+_NUM_BYTES = 1 << 20  # 6,551 workers; what is not written takes no memory
 _NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 

@@ -1,6 +1,6 @@
-"""The settings of a loader that can change while a loop iterates it."""
+"""The settings of a loader that can change while a loop iterates it, and what the changes took."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,31 @@ class Settings:
     def num_ahead(self) -> int:
         """Batches asked for ahead of the loop."""
         return self.num_workers * self.prefetch_factor
+
+
+@dataclass(slots=True, kw_only=True)
+class Switch:
+    """What one change of settings took."""
+
+    settings: Settings
+    asked_s: float
+    """``time.monotonic()`` when it was asked for."""
+    start_s: float | None = None
+    """Seconds until all workers were ready. None: not yet."""
+    delivers_s: float | None = None
+    """Seconds until the new settings gave their first batch. None: not yet."""
+    at: int | None = None
+    """The number in the epoch of the first batch that the new settings load. None: not known yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Of everything that a loader delivered so far. They only grow: compare two readings."""
+
+    num_batches: int = 0
+    num_samples: int = 0
+    """Of map-style datasets. A batch that was asked for by a single index counts as one sample."""
+    switches: list[Switch] = field(default_factory=list)
 
 
 def start_method(context: Any) -> str:

@@ -16,52 +16,46 @@ base seed, from the generator that torch would use. `persistent_workers` decides
 ``break`` workers end when torch's would.
 
 **Not the same as in torch**: random augmentation, because each worker has its own seed. A sampler that draws random
-numbers as it is asked depends on how far ahead it is asked; that is so in torch, too. A `RandomSampler`
-with its own generator draws once more when its indices are exhausted, which shows only in a loop that breaks shortly
-before the end of an epoch. With ``persistent_workers=True`` the workers of a switch get the dataset as it is at that
-moment.
+numbers as it is asked depends on how far ahead it is asked; that is so in torch, too. With ``persistent_workers=True``
+the workers of a switch get the dataset as it is at that moment.
 
 **On trial**: settings other than those of the DataLoader. If their workers do not start, die, hang or raise, they are
 ended, and the DataLoader's own settings load their batches, in the same order. An error reaches the loop only if it
 also occurs with the DataLoader's own settings. `SwitchingLoader.withdrawn` lists what failed.
 
-**Iterable datasets** share their samples out when workers start. Their settings do not change.
+**Iterable datasets** share their samples out when workers start. Their settings do not change. Neither do those of a
+loader with workers change to none: its samples would draw from the random numbers of the training.
 """
 
 import atexit
-import math
 import os
 import threading
 import time
 import traceback
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream
-from loadtune.stream.counters import Counters, Depth, Switch, queue_depth
-from loadtune.stream.pool import InProcess, Pool, PoolFailedError, plain_iterator, single_batch
+from loadtune.stream.pool import InProcess, Pool, PoolFailedError
 from loadtune.stream.sample_table import SampleTable
-from loadtune.stream.settings import Settings, start_method
-from loadtune.stream.start import pickle_s
+from loadtune.stream.settings import Counters, Settings, Switch
+from loadtune.stream.torch_private import Depth, plain_iterator, queue_depth, single_batch
 from loadtune.stream.worker_rows import SampleError, WorkerTimes, worker_times
 
-MAX_BLOCKED_S = 0.5
-"""A switch whose workers would block the training loop for longer than this at one go waits for the next epoch."""
 READY_LIMIT_S = 120.0
 """A pool whose workers take longer to start is withdrawn."""
 HANG_S = 60.0
 """A pool on trial that gives no batch for so long is withdrawn."""
-_CLOSE_S = 10.0
+_CLOSE_S, _POLL_S = 10.0, 0.005
 
-_POLL_S = 0.005
+Source: TypeAlias = Pool | InProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +81,9 @@ class _Shared:
     settings: Settings
     table: SampleTable
     sample_error: SampleError | None
-    max_blocked_s: float
     hang_s: float
     counters: Counters = field(default_factory=Counters)
     withdrawn: list[Withdrawn] = field(default_factory=list)
-    waiting: Switch | None = None
-    """The newest switch that was pending when its epoch ended. It takes effect where the next one begins."""
 
 
 class SwitchingLoader:
@@ -104,7 +95,6 @@ class SwitchingLoader:
         *,
         table: SampleTable | None = None,
         sample_error: SampleError | None = None,
-        max_blocked_s: float = MAX_BLOCKED_S,
         hang_s: float = HANG_S,
         settings: Settings | None = None,
     ) -> None:
@@ -112,14 +102,11 @@ class SwitchingLoader:
 
         ``table``: where workers note what they load. None: one of its own.
 
-        ``max_blocked_s``: a switch whose workers would block the training loop for longer at one go waits for the next
-        epoch. Infinite: none waits.
-
         ``sample_error``: called in the loading process with an exception and its sample's index.
         """
         own = Settings.of(loader)
         table = SampleTable() if table is None else table
-        self._shared = _Shared(loader, own, settings or own, table, sample_error, max_blocked_s, hang_s)
+        self._shared = _Shared(loader, own, settings or own, table, sample_error, hang_s)
         self.loader, self.own, self.table = loader, own, table
         self.counters, self.withdrawn = self._shared.counters, self._shared.withdrawn
         self._current: weakref.ref[SwitchingIterator] | None = None
@@ -156,11 +143,15 @@ class SwitchingLoader:
         ``at``: the number in the epoch of the first batch that the new settings load; the loop waits for their workers
         if it must. None: as soon as they are ready. So is a number that was already given to the old ones.
 
-        Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
+        Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse, and
+        for none in place of workers.
         """
-        self._shared.settings = self.settings.changed(**changes)
+        settings = self.settings.changed(**changes)
+        if settings.num_workers == 0 < self.own.num_workers:
+            raise ValueError("A loader that has workers cannot go on without.")
+        self._shared.settings = settings
         current = None if self._current is None else self._current()
-        return None if current is None else current.switch(self.settings, at=at)
+        return None if current is None else current.switch(settings, at=at)
 
     def close(self, patience_s: float | None = None) -> None:
         """End all workers now. The next ``iter()`` starts others.
@@ -192,8 +183,8 @@ class SwitchingIterator:
             _closes_at_exit = True
         self._pid = os.getpid()
         self._owner, self._loader = owner, owner.loader
-        self._lane: deque[Pool | InProcess] = deque()
-        self._coming: deque[tuple[Switch, Pool | InProcess | None]] = deque()
+        self._lane: deque[Source] = deque()
+        self._coming: deque[tuple[Switch, Source | None]] = deque()
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
         self._late_seed: int | None = None
@@ -260,7 +251,8 @@ class SwitchingIterator:
                     source.switch = None
                 return data
             # Not where it is caught: an error in workers that are forked there would be shown with this one.
-            self._withdraw(source, failure)
+            self._note(source.settings, failure)
+            self.withdraw_to_own()
         if self._has_ended:
             raise StopIteration
         raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
@@ -308,15 +300,10 @@ class SwitchingIterator:
             switch, source = self._coming[0]
             try:
                 if source is None:
-                    if not self.may_start(switch.settings):
-                        return
-                    try:
-                        source = self._make(switch.settings, deferred=True)
-                    except Exception as error:
-                        raise PoolFailedError("its workers did not start") from error
+                    source = self._make(switch.settings, deferred=True)
                     self._coming[0] = (switch, source)
                 self._stream.limit = switch.at
-                ready = isinstance(source, InProcess) or source.is_ready(READY_LIMIT_S)
+                ready = source.is_ready(READY_LIMIT_S)
             except PoolFailedError as failure:
                 self._coming.popleft()
                 self._drop(switch.settings, source, failure)
@@ -326,96 +313,57 @@ class SwitchingIterator:
             self._coming.popleft()
             self._hand_over(switch, source)
 
-    def may_start(self, settings: Settings) -> bool:
-        """Whether starting these workers keeps the main thread from running for a moment only."""
-        owner = self._owner
-        forks = start_method(self._loader.multiprocessing_context) == "fork"
-        if settings.num_workers == 0 or forks or math.isinf(owner.max_blocked_s):
-            return True
-        if not hasattr(self, "_pickle_s"):
-            self._pickle_s = pickle_s(self._loader.dataset, owner.max_blocked_s / 2)
-        return self._pickle_s <= owner.max_blocked_s / 2
-
-    def _hand_over(self, switch: Switch, source: Pool | InProcess) -> None:
+    def _hand_over(self, switch: Switch, source: Source) -> None:
         """Feed these workers from now on. Those before them deliver what they were given."""
         switch.start_s = source.start_s
         self._stream.limit, switch.at = None, self._stream.position
         self._lane[-1].is_fed = False
         self._lane.append(source)
         source.switch = switch
-        if isinstance(source, Pool):
-            source.feed()
+        source.feed()
 
-    def _make(self, settings: Settings, *, deferred: bool, base_seed: int | None = None) -> Pool | InProcess:
+    def _make(self, settings: Settings, *, deferred: bool, base_seed: int | None = None) -> Source:
+        """Raises PoolFailedError for settings on trial and for workers that start later."""
         owner = self._owner
         if base_seed is None:
             base_seed = _random_seed(self._private)
-        on_trial = not settings.same_workers(owner.own)
-        common = (self._loader, settings, self._stream, base_seed, owner.table)
+        common = (self._loader, settings, self._stream, base_seed, owner.table, owner.sample_error)
         if settings.num_workers == 0:
-            is_private = owner.own.num_workers > 0
-            return InProcess(*common, on_trial=on_trial, private_random=is_private, sample_error=owner.sample_error)
-        with warnings.catch_warnings():
-            if on_trial and settings.pin_memory and not torch.accelerator.is_available():
-                warnings.simplefilter("ignore")
-            return Pool(
-                *common, on_trial=on_trial, deferred=deferred, hang_s=owner.hang_s, sample_error=owner.sample_error
-            )
+            return InProcess(*common)
+        on_trial = not settings.same_workers(owner.own)
+        try:
+            return Pool(*common, on_trial=on_trial, deferred=deferred, hang_s=owner.hang_s)
+        except Exception as error:
+            if error is self._stream.error or not (on_trial or deferred):
+                raise
+            raise PoolFailedError("its workers did not start") from error
 
     def _begin_with(self, settings: Settings, base_seed: int | None = None) -> None:
         """The lane is empty: fill it with these settings, or where they fail with the caller's."""
-        own = self._owner.own
-        waiting, self._owner.waiting = self._owner.waiting, None
         try:
-            self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
-            if waiting is not None and waiting.settings.same_workers(settings):  # else another switch came after it
-                waiting.start_s = time.monotonic() - waiting.asked_s
-                self._lane[-1].switch = waiting
-        except Exception as error:
-            if settings.same_workers(own) or error is self._stream.error:
-                raise
-            self._note(settings, "its workers did not start", error)
-        else:
-            return
-        self._take_back_all()
-        self._lane.append(self._make(own, deferred=False, base_seed=base_seed))
+            source = self._make(settings, deferred=False, base_seed=base_seed)
+        except PoolFailedError as failure:
+            self._note(settings, failure)
+            source = self._make(self._owner.own, deferred=False, base_seed=base_seed)
+        self._lane.append(source)
 
     # Trouble
 
-    def _withdraw(self, failed: Pool | InProcess, failure: PoolFailedError) -> None:
-        """Take back what this pool and those behind it had not delivered; the caller's settings load that."""
-        self._note(failed.settings, str(failure), failure.__cause__)
-        behind = [source for source in self._lane if source is not failed]
-        self._take_back_all()
-        self._lane.clear()
-        self._in_background(failed.kill)
-        for source in reversed(behind):  # whose settings did not fail: they come again
-            self._in_background(source.kill)
-            assert source.switch is not None
-            self._coming.appendleft((source.switch, None))
-        self._begin_with(self._owner.own)
-
-    def _take_back_all(self) -> None:
-        for source in self._lane:
-            self._stream.take_back(source.issued.values())
-            source.issued.clear()
-
-    def _drop(self, settings: Settings, source: Pool | InProcess | None, failure: PoolFailedError) -> None:
+    def _drop(self, settings: Settings, source: Source | None, failure: PoolFailedError) -> None:
         """These settings never got an index; the ones before them go on."""
-        self._note(settings, str(failure), failure.__cause__)
+        self._note(settings, failure)
         if source is not None:
             self._in_background(source.kill)
         if self._stream.limit is not None:
             self._stream.limit = None
-            if isinstance(self._lane[-1], Pool):
-                self._lane[-1].feed()
+            self._lane[-1].feed()
 
-    def _note(self, settings: Settings, reason: str, error: BaseException | None) -> None:
-        owner, each = self._owner, error
+    def _note(self, settings: Settings, failure: PoolFailedError) -> None:
+        owner, each = self._owner, failure.__cause__
         while each is not None:  # what they refer to keeps the workers' queues open
             traceback.clear_frames(each.__traceback__)
             each = each.__cause__ or each.__context__
-        owner.withdrawn.append(Withdrawn(settings=settings, reason=reason, error=error))
+        owner.withdrawn.append(Withdrawn(settings=settings, reason=str(failure), error=failure.__cause__))
         if owner.settings.same_workers(settings):
             owner.settings = owner.own
 
@@ -423,7 +371,9 @@ class SwitchingIterator:
         """Read again with the caller's settings whatever other workers were asked for and have not delivered."""
         if self._plain is not None:
             return
-        self._take_back_all()
+        for source in self._lane:
+            self._stream.take_back(source.issued.values())
+            source.issued.clear()
         for source in (*self._lane, *(source for _, source in self._coming if source is not None)):
             self._in_background(source.kill)
         self._lane.clear()
@@ -453,16 +403,14 @@ class SwitchingIterator:
         while len(self._lane) > 1:
             self._in_background(self._lane.popleft().close)
         self._stream.begin_epoch()
-        settings = self._owner.settings
-        waiting = self._coming and self._coming[0][1] is None
-        if not self._lane or waiting:  # closed, or a switch that had to wait for the end of the epoch
-            self._shutdown_workers()
-            self._begin_with(settings)
+        if not self._lane:  # closed
+            self._begin_with(self._owner.settings)
             return
         try:
             self._lane[0].begin_epoch(loader)
         except PoolFailedError as failure:
-            self._withdraw(self._lane[0], failure)
+            self._note(self._lane[0].settings, failure)
+            self.withdraw_to_own()
         self._stream.peek()
 
     def _shutdown_workers(self, patience_s: float | None = None) -> None:
@@ -473,8 +421,6 @@ class SwitchingIterator:
             getattr(self._plain, "_shutdown_workers", lambda: None)()
             return
         coming = [source for _, source in self._coming if source is not None]
-        if self._coming:
-            self._owner.waiting = self._coming[-1][0]
         self._coming.clear()
         for source in coming:
             source.kill()

@@ -1,13 +1,13 @@
 """The private parts of torch's DataLoader that this package uses. No other module of it names one that is not here.
 
-torch promises none of them. `missing` says what an installed torch lacks; a test runs it, and everything else here, on
-the oldest and the newest torch that loadtune supports (2.11 and 2.14 when this was written).
+torch promises none of them. The tests run on the oldest and the newest torch that loadtune supports (2.11 and 2.14 when
+this was written).
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data._utils as _utils
@@ -20,6 +20,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from loadtune.stream.settings import Settings
+
 MultiProcessIterator: Any = _MultiProcessingDataLoaderIter
 SingleProcessIterator: Any = _SingleProcessDataLoaderIter
 ResumeIteration: Any = _ResumeIteration
@@ -27,35 +29,24 @@ MAP_STYLE = _DatasetKind.Map
 FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 
-LOADER_ATTRIBUTES = (
-    "dataset",
-    "collate_fn",
-    "drop_last",
-    "generator",
-    "multiprocessing_context",
-    "pin_memory_device",
-    "timeout",
-    "worker_init_fn",
-    "_auto_collation",
-    "_dataset_kind",
-    "_IterableDataset_len_called",
-)
-"""What torch's iterators read of a loader, beside the settings that can switch and `_index_sampler`."""
-
-OVERRIDDEN = ("_get_data", "_next_index", "_process_data", "_shutdown_workers", "_try_get_data")
-"""Methods of `_MultiProcessingDataLoaderIter` that `Pool` extends."""
-
-SWITCHED_ATTRIBUTES = ("num_workers", "prefetch_factor", "pin_memory", "in_order", "persistent_workers")
-SAMPLER_ATTRIBUTES = ("batch_size", "sampler", "batch_sampler", "_index_sampler")
-
 
 class _LoaderView:
-    """A DataLoader as it is at this moment. It does not refer to the loader, which refers to its iterator."""
+    """A DataLoader as it is at this moment: what torch's iterators and samplers read of it.
+
+    It does not refer to the loader, which refers to its iterator.
+    """
+
+    _NAMES = (
+        "dataset", "collate_fn", "drop_last", "generator", "multiprocessing_context", "pin_memory_device", "timeout",
+        "worker_init_fn", "batch_size", "sampler", "batch_sampler",
+        "num_workers", "prefetch_factor", "pin_memory", "in_order", "persistent_workers",
+        "_auto_collation", "_dataset_kind", "_IterableDataset_len_called",
+    )  # fmt: skip
 
     def __init__(self, loader: Any, index_sampler: Any, **changes: Any) -> None:
         """``index_sampler``: gives the index batches, in place of the loader's own. ``changes``: attributes in place of
         the loader's."""
-        for name in (*LOADER_ATTRIBUTES, *SWITCHED_ATTRIBUTES, *SAMPLER_ATTRIBUTES):
+        for name in self._NAMES:
             setattr(self, name, getattr(loader, name))
         self._index_sampler = index_sampler
         if self._auto_collation:
@@ -70,27 +61,44 @@ class _LoaderView:
 
 LoaderView: Any = _LoaderView
 
-USED = ("_reset", "_try_put_index")
-"""Methods of it that `Pool` calls."""
 
-ITERATOR_ATTRIBUTES = (
-    "_data_queue",
-    "_index_queues",
-    "_in_order",
-    "_num_workers",
-    "_prefetch_factor",
-    "_profile_name",
-    "_send_idx",
-    "_shared_seed",
-    "_shutdown",
-    "_task_info",
-    "_tasks_outstanding",
-    "_worker_pids_set",
-    "_worker_result_queue",
-    "_workers",
-)
-"""Attributes of its instances. `_base_seed` is replaced by a property, and `_dataset_fetcher` of a
-`_SingleProcessDataLoaderIter` is looked at."""
+class _Indices:
+    """Stands for the caller's sampler: iterating it draws nothing, so that only the stream does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
+    """The loader as torch's iterators read it, with these settings. The caller's own object is left as it is."""
+    view: dict[str, Any] = {
+        "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
+        "num_workers": settings.num_workers,
+        "pin_memory": settings.pin_memory,
+        "prefetch_factor": settings.prefetch_factor,
+        "in_order": settings.in_order,
+        "persistent_workers": loader.persistent_workers and settings.num_workers > 0,
+    }
+    if settings.num_workers == 0:
+        view |= {"timeout": 0, "multiprocessing_context": None}
+    return LoaderView(loader, _Indices(), **view | changes)
+
+
+def plain_iterator(loader: DataLoader[Any], own: Settings, *, before: Any = None) -> Any:
+    """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
+    seen = view(loader, own, _index_sampler=loader._index_sampler, generator=loader.generator)
+    if before is not None and own.num_workers:
+        before._reset(seen)
+        return before
+    made = (MultiProcessIterator if own.num_workers else SingleProcessIterator)(seen)
+    made.settings = own
+    return made
+
+
+def single_batch(loader: DataLoader[Any], own: Settings, indices: Any) -> Iterator[Any]:
+    """Torch's own iterator over one batch, in the training process."""
+    return SingleProcessIterator(view(loader, replace(own, num_workers=0), _index_sampler=[indices]))  # type: ignore[no-any-return]
+
 
 _PATIENCE_S = 0.05
 """For a worker that reads samples which nobody wants."""
@@ -111,11 +119,31 @@ def waiting_for_workers(seconds: float) -> Iterator[None]:
         _utils.MP_STATUS_CHECK_INTERVAL = usual
 
 
-def missing(loader: DataLoader[Any], iterator: Any) -> list[str]:
-    """Names that this torch lacks, given a loader with workers and an iterator over it. Empty: all are there."""
-    wanted = [(loader, name) for name in (*LOADER_ATTRIBUTES, "_index_sampler")]
-    wanted += [(iterator, name) for name in (*OVERRIDDEN, *USED, *ITERATOR_ATTRIBUTES, "_base_seed")]
-    return [f"{type(owner).__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)]
+class Depth(NamedTuple):
+    """Batches made and not yet delivered. One is made in every step, so a tuple."""
+
+    unpinned: int | None
+    """Not yet taken by the pinning thread. None: there is none, as without pin_memory or without a GPU."""
+    ready: int
+    """In the queue, and set aside because they came before their turn."""
+    untaken: int | None = None
+    """Of those not yet taken by the training process, which rebuilds each as it takes it. None: the pinning thread
+    does that."""
+
+
+def queue_depth(iterator: Any) -> Depth | None:
+    """What stands ready in a torch iterator right now; a few microseconds. None: there is no queue."""
+    if not hasattr(iterator, "_worker_result_queue"):
+        return None
+    pins = iterator._data_queue is not iterator._worker_result_queue
+    # A task's entry goes when its batch is delivered; it is no longer outstanding once its batch has come.
+    set_aside = len(iterator._task_info) - iterator._tasks_outstanding
+    queued = iterator._data_queue.qsize()
+    return Depth(
+        unpinned=iterator._worker_result_queue.qsize() if pins else None,
+        ready=queued + set_aside,
+        untaken=None if pins else queued,
+    )
 
 
 class _AskedInfo:

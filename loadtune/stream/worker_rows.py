@@ -5,13 +5,16 @@ The dataset is not wrapped: within a worker, torch's fetcher is. User code sees 
 """
 
 import functools
+import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from loadtune.stream import torch_private as private
-from loadtune.stream.random_states import read_states, same_states
 from loadtune.stream.sample_table import (
     BEGAN_S,
     CPU_S,
@@ -20,9 +23,7 @@ from loadtune.stream.sample_table import (
     INDEX,
     MADE_S,
     MAX_MADE_S,
-    NUM_BEGUN,
     NUM_ENDED,
-    NUM_SAMPLES,
     NUM_TIMED,
     READY_S,
     Row,
@@ -86,7 +87,6 @@ def _watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
         if states is not None and not same_states(states, read_states()):
             row[DRAWS] = 1.0
         row[NUM_ENDED] += 1
-        row[NUM_SAMPLES] += len(indices)
         row[CPU_S] = time.process_time()
         if first:
             row[FIRST_S] = seconds
@@ -113,17 +113,16 @@ def _noting(indices: Iterable[Any], row: Row) -> Iterator[Any]:
 
 
 class WorkerTimes(NamedTuple):
-    """Of one worker since it started."""
+    """Of one worker since it started: the first fields of its row, in their order."""
 
-    num_begun: int
-    num_ended: int
+    num_begun: float
+    num_ended: float
     """Batches fetched and collated; one may still be on its way to the training process."""
-    num_samples: int
     began_s: float
     """When it began its newest batch, on the clock that all processes share (``time.monotonic``)."""
     first_s: float
     """Seconds in which it fetched and collated its first batch. 0: it has none yet."""
-    num_timed: int
+    num_timed: float
     """Batches but the first."""
     made_s: float
     """Seconds in which it fetched and collated those, waiting included."""
@@ -132,28 +131,13 @@ class WorkerTimes(NamedTuple):
     """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
     ready_s: float
     """When it was ready for its first batch, on the clock that all processes share. 0: not yet, or no worker."""
-    draws: bool
-    """Whether one of its first 8 batches drew random numbers of torch, Python or numpy."""
+    draws: float
+    """1 where one of its first 8 batches drew random numbers of torch, Python or numpy, else 0."""
 
 
 def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
     """Of the workers with these rows. Whoever reads while one writes may be a batch off."""
-    return [
-        WorkerTimes(
-            num_begun=int(row[NUM_BEGUN]),
-            num_ended=int(row[NUM_ENDED]),
-            num_samples=int(row[NUM_SAMPLES]),
-            began_s=row[BEGAN_S],
-            first_s=row[FIRST_S],
-            num_timed=int(row[NUM_TIMED]),
-            made_s=row[MADE_S],
-            max_made_s=row[MAX_MADE_S],
-            cpu_s=row[CPU_S],
-            ready_s=row[READY_S],
-            draws=row[DRAWS] > 0,
-        )
-        for row in (table.row(number).tolist() for number in rows)
-    ]
+    return [WorkerTimes(*table.row(number).tolist()[: len(WorkerTimes._fields)]) for number in rows]
 
 
 def num_made(workers: Iterable[WorkerTimes], now: float) -> float:
@@ -167,3 +151,29 @@ def num_made(workers: Iterable[WorkerTimes], now: float) -> float:
         is_making = worker.num_begun > worker.num_ended and own_s > 0
         made += worker.num_ended + (min(1.0, max(0.0, now - worker.began_s) / own_s) if is_making else 0.0)
     return made
+
+
+# Random numbers of a process: torch's on the CPU, Python's and numpy's
+
+
+def read_states() -> Any:
+    """Some 20 µs."""
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+
+
+def write_states(states: Any) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+def same_states(first: Any, second: Any) -> bool:
+    """Whether nothing was drawn between two readings."""
+    if not torch.equal(first[0], second[0]) or first[1] != second[1]:
+        return False
+    mine, other = first[2], second[2]
+    if mine is None or other is None:
+        return True  # numpy was not there yet
+    return mine[2:] == other[2:] and bool((mine[1] == other[1]).all())

@@ -24,10 +24,8 @@ from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import Examined
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
-from loadtune.training.lifeline import make_scratch
-from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, ram_failure
+from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch, ram_failure
 from loadtune.training.protocol import (
-    COMPILING,
     Answer,
     Begin,
     Describe,
@@ -47,10 +45,10 @@ _Value = TypeVar("_Value")
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
 _BEFORE_REQUESTS = (*_BUILDING, "samples")
-# Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
-# many times that, and the compiler gives no sign of life.
+# A ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take many times that, and the compiler gives no
+# sign of life. In these phases all is compiled.
 _COMPILING_HANG_S = 600.0
-_LEAST_HANG_S = {**dict.fromkeys(_BUILDING, _BUILD_HANG_S), COMPILING: _COMPILING_HANG_S}
+_COMPILED = ("first batch", "training")
 # Between two looks for silence and death; an answer ends the wait at once.
 _POLL_S = 0.1
 # A training that dies this often in a row before it has built the workload will not do better the next time.
@@ -131,8 +129,6 @@ class TrainingClient:
         """Build the workload and train one small batch of it; asked once, then remembered."""
         if self._facts is None:
             value = self._ask(Describe(), WorkloadFacts)
-            if isinstance(value, TrialFailure) and value.kind == "crash":
-                value = self._ask(Describe(), WorkloadFacts)  # a start can fail for reasons that pass
             raise_for_the_user(value)
             if isinstance(value, TrialFailure):
                 raise _not_described(value)
@@ -175,7 +171,7 @@ class TrainingClient:
         assert self._process is not None
         try:
             self._process.send(request)
-            reply = self._await(self._process, watch, guarded=isinstance(request, TimeTraining))
+            reply = self._await(self._process, request, watch)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered training is of no more use
             self._end()
             raise
@@ -195,7 +191,7 @@ class TrainingClient:
         return reply.value
 
     def _await(
-        self, process: TrainingProcess, watch: "_Watched | None", *, guarded: bool
+        self, process: TrainingProcess, request: Request, watch: "_Watched | None"
     ) -> Answer | Refused | TrialFailure | RamShort:
         """The request's one reply. Everything that arrives on the way is a sign of life."""
         silent_since, log_size, still = time.monotonic(), process.log.size(), Stillness()
@@ -209,7 +205,7 @@ class TrainingClient:
             process.log.cut()
             if message is None and exited:
                 return self._died(process)
-            if guarded and guard is None and self._phase not in _BEFORE_REQUESTS:
+            if watch is not None and guard is None and self._phase not in _BEFORE_REQUESTS:
                 guard = RamGuard(process.pid)
             if guard is not None and (short := guard.look()) is not None:
                 return short
@@ -230,8 +226,16 @@ class TrainingClient:
                 raise self._out_of_time(process, *stuck)
             if message is not None:
                 silent_since = now
-            elif now - silent_since > max(self._hang_s, _LEAST_HANG_S.get(self._phase, 0.0)):
+            elif now - silent_since > self._patience_s(request):
                 return self._hung(process, now - silent_since, *stuck)
+
+    def _patience_s(self, request: Request) -> float:
+        """Silence that is no hang yet."""
+        if self._phase in _BUILDING:
+            return max(self._hang_s, _BUILD_HANG_S)
+        recipe = request.config.recipe if isinstance(request, TimeTraining) else getattr(request, "recipe", None)
+        compiles = recipe is not None and recipe.compile and self._phase not in _COMPILED
+        return max(self._hang_s, _COMPILING_HANG_S) if compiles else self._hang_s
 
     def _died(self, process: TrainingProcess) -> TrialFailure:
         returncode = self._end()

@@ -32,16 +32,17 @@ from loadtune.workload import (
     num_bytes,
     num_classes_of_output,
     sample_shape,
-    sample_text,
+    structure_text,
     tensors_of,
+    transform_text,
     user_traceback,
 )
 
 
-def check_labels(batch: Batch, num_classes: int) -> None:
+def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None:
     """Raises WorkloadError for a label no class has, before a GPU answers it with an assert that ends its context.
 
-    Where each position of a sample has a label, those may be told not to count.
+    Where each position of a sample has a label, those may be told not to count. ``is_own``: the model is the user's.
     """
     labels = batch[1] if batch[1].dim() == 1 else batch[1][batch[1] != IGNORED_TARGET]
     if labels.numel() == 0:
@@ -49,9 +50,10 @@ def check_labels(batch: Batch, num_classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         but = "" if batch[1].dim() == 1 else f", or be {IGNORED_TARGET} where it does not count"
+        advice = "Correct the labels or the model" if is_own else "Give --num-classes, or correct the labels"
         raise WorkloadError(
             f"a sample's target is {low if low < 0 else high}, but the model has {counted(num_classes, 'class')}, so "
-            f"it has to lie between 0 and {num_classes - 1}{but}. Give --num-classes, or correct labels or model."
+            f"it has to lie between 0 and {num_classes - 1}{but}. {advice}."
         )
 
 
@@ -65,22 +67,19 @@ def train_small(
     line.enter("first step")
     num_classes = workload.num_classes
     own_sizes = not workload.loader.batch_size_is_free
-    with model_errors(workload, samples.example):
+    with model_errors(workload, samples.samples[0]):
         batch = samples.resident(samples.num if own_sizes else 2, trainer)
-        if is_class_pair(workload, batch):
-            num_classes = _checked_classes(workload, model, samples.batch, batch)
+        own_loss = workload.own_loss or workload.own_batches
+        if not own_loss and is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch):
+            with torch.no_grad():
+                num_classes = num_classes_of_output(model.module(batch[0]), batch[1])
+            check_labels(samples.batch, num_classes, is_own=workload.own_model)
         for _ in range(trainer.accumulate):
             trainer.step(batch)
         trainer.synchronize()
     smallest = 1 if own_sizes else _smallest_batch(trainer, samples, line)
     trainer.close()
     return smallest, num_classes
-
-
-def is_class_pair(workload: Workload, batch: Batch) -> bool:
-    """Whether it is (input tensor, target tensor), for a loss of ours."""
-    own = workload.own_loss or workload.own_batches
-    return not own and is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch)
 
 
 @contextlib.contextmanager
@@ -91,14 +90,13 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
         if classify_error(error) in MEMORY_KINDS:
             raise
-        like, named = f"a batch of samples like {sample_text(sample)}", cause(error)
-        advice = _shape_advice(workload, sample)
-        if named is None:
-            message = f"model {workload.spec.model} does not train on {like}: {last_line(error)}. {advice}"
-        else:
-            shapes = isinstance(workload.dataset, RandomSamples)
-            message = f"{named}. It was called with {like}. {advice if shapes else 'Correct it, and run again.'}"
-        raise WorkloadError(message, user_traceback(error) if workload.has_own_code else None) from error
+        like = f"a batch of samples like {structure_text(sample)}"
+        message, advice = f"model {workload.spec.model} does not train on {like}: {last_line(error)}", ""
+        if named := cause(error):
+            message = f"{named}. It was called with {like}"
+            advice = "" if isinstance(workload.dataset, RandomSamples) else "Correct it, and run again."
+        trace = user_traceback(error) if workload.has_own_code else None
+        raise WorkloadError(f"{message}. {advice or _shape_advice(workload, sample)}", trace) from error
 
 
 def _shape_advice(workload: Workload, sample: Any) -> str:
@@ -108,14 +106,16 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
             "a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
     if not isinstance(workload.dataset, RandomSamples):
-        size = "" if workload.own_loader else "--image-size, "
-        return f"The model has to take what the dataset delivers: change {size}the dataset or the model."
-    if workload.dataset.output_shape is not None:
-        return "Change the input shape, output_shape, the loss or the model so that they fit together."
-    advice = "The model has to take the input shape: change the shape or the model."
-    if not workload.own_loss:
-        return advice
-    return f"{advice} If the loss takes other targets than class indices, give output_shape, the shape of one target."
+        if not workload.named_dataset:
+            return "The model has to take what the dataset delivers: change the dataset or the model."
+        return (
+            f"The dataset {workload.spec.dataset} comes with the transform {transform_text(workload.dataset)}: change "
+            "--image-size or the model, or give a function that makes the dataset: --dataset FILE.py:fn."
+        )
+    return (
+        "The model has to take the input shape: change the shape or the model. If the loss takes other targets than "
+        "class indices, pass a dataset instead of the shape."
+    )
 
 
 def describe(
@@ -152,16 +152,6 @@ def describe(
     )
 
 
-def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:
-    """Classes the model tells apart. Raises WorkloadError where the samples' labels are not among them."""
-    num_classes = workload.num_classes
-    if workload.answers_with_logits:
-        with torch.no_grad():
-            num_classes = num_classes_of_output(model.module(batch[0]), batch[1])
-    check_labels(samples, num_classes)
-    return num_classes
-
-
 def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
     """Models that train on 2 and not on 1 mostly refuse by batch normalisation; others squeeze the batch away."""
     line.pulse()
@@ -189,13 +179,12 @@ _NUM_SAMPLES = 2  # batch normalisation over vectors refuses one
 def match_random_targets(workload: Workload, model: ResidentModel) -> None:
     """Have random samples bring the targets that the model's own output asks for, from one forward pass.
 
-    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets, and where
-    the shape of the targets was given.
+    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets.
     """
     samples = workload.dataset
-    if not isinstance(samples, RandomSamples) or samples.output_shape is not None:
+    if not isinstance(samples, RandomSamples):
         return
-    if workload.make_step is not None or not (workload.answers_with_logits or workload.own_batches):
+    if workload.make_step is not None:
         samples.num_classes = workload.num_classes
         return
     if workload.own_batches:

@@ -2,21 +2,21 @@
 
 import multiprocessing
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
+from pickle import PicklingError
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import RandomSampler
 
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import WorkerShare
 from loadtune.stream import torch_private
-from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
+from loadtune.stream.torch_private import Depth
 from loadtune.stream.worker_rows import WorkerTimes, num_made
 from loadtune.units import counted
 from loadtune.workload import Batch, Endless, LoaderParts, NamedCollate, Workload, note_cause, note_index
@@ -31,32 +31,21 @@ class NoBatchError(Exception):
     """An epoch has no full batch: what to do about it."""
 
 
-class EndlessShuffle(Sampler[int]):
-    """The whole dataset in a random order, then in another, without end.
+def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
+    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end.
 
     The last batches of an epoch leave the workers nothing to make. The queue runs down, and the next epoch's first
     batches fill it again. A window that sees the one without the other is wrong: of a dataset of 20 batches, 52
     samples/s where 867 trained. What an epoch's end costs is timed apart.
     """
-
-    def __init__(self, length: int, seed: int) -> None:
-        self._length, self._seed = length, seed
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed)
-        while True:
-            yield from torch.randperm(self._length, generator=generator).tolist()
-
-
-def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
-    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end."""
     parts: LoaderParts = workload.loader
     if parts.is_iterable:
         return {}
     if parts.batch_sampler is not None:
         return {"batch_sampler": Endless(parts.batch_sampler)}
     if type(parts.sampler) is RandomSampler and not parts.sampler.replacement:
-        return {"sampler": EndlessShuffle(len(workload.epoch.indices), seed)}
+        generator = torch.Generator().manual_seed(seed)
+        return {"sampler": Endless(RandomSampler(range(len(workload.epoch.indices)), generator=generator))}
     return {"sampler": Endless(parts.sampler)}
 
 
@@ -113,17 +102,12 @@ class EndlessLoader:
             self._position = 0
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)
-            if batch is None:
-                size, num_workers = self.config.batch_size, self.config.num_workers
-                if num_workers == 0:
-                    raise NoBatchError(
-                        f"an epoch of the stream has no full batch of {size} samples: use a smaller batch or a longer "
-                        "stream"
-                    )
-                raise NoBatchError(
-                    f"none of {counted(num_workers, 'worker')} returned a full batch of {size} samples: check that the "
-                    "stream gives each worker its share of the samples"
-                )
+        if batch is None:
+            raise NoBatchError(
+                f"an epoch of the stream has no full batch of {self.config.batch_size} samples for "
+                f"{counted(self.config.num_workers, 'worker')}: use a smaller batch or a longer stream, and check that "
+                "it gives each worker its share of the samples"
+            )
         if self._first_s is None:
             self._first_s = time.monotonic() - self._begun_s
         self._position += 1
@@ -135,9 +119,8 @@ class EndlessLoader:
             return next(batches, None)
         except (OSError, EOFError, RuntimeError) as error:
             closed = not isinstance(error, RuntimeError) or "ancdata" in str(error)  # what a closed socket gives
-            if (
-                self._waits_s and closed and not str(error).startswith("Caught ")
-            ):  # as an exception out of a worker does
+            is_workers = str(error).startswith("Caught ")  # as an exception out of a worker does
+            if self._waits_s and closed and not is_workers:
                 _raise_worker_end()
             raise
 
@@ -161,7 +144,7 @@ class EndlessLoader:
         """What each worker did so far. Empty: there are none, or they have no clocks, as those of a stream."""
         return tuple(
             WorkerShare(
-                num_made=times.num_timed,
+                num_made=int(times.num_timed),
                 made_s=times.made_s,
                 max_made_s=times.max_made_s,
                 wait_s=sum(waits_s),
@@ -186,20 +169,16 @@ def _unpicklable_named(parts: LoaderParts) -> Iterator[None]:
     """What starting workers raises names the part of the loader that cannot be pickled."""
     try:
         yield
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if not any(frame.filename == reduction.__file__ and frame.name == "dump" for frame in frames):
-            raise
-        for name in ("collate_fn", "worker_init_fn", "dataset"):
+    except (PicklingError, TypeError, AttributeError) as error:
+        method = parts.multiprocessing_context or multiprocessing.get_start_method()
+        for name in () if method == "fork" else ("collate_fn", "worker_init_fn", "dataset"):
             try:
                 reduction.ForkingPickler.dumps(getattr(parts, name))
             except Exception:
-                start_method = parts.multiprocessing_context or multiprocessing.get_start_method()
                 note_cause(
                     error,
-                    f"The {name} of the loader cannot be pickled, which workers started with "
-                    f'"{start_method}" need: {{}}. Define it at the top level of a module, or use '
-                    'multiprocessing_context="fork"',
+                    f'The {name} of the loader cannot be pickled, which workers started with "{method}" need: {{}}. '
+                    'Define it at the top level of a module, or use multiprocessing_context="fork"',
                 )
                 break
         raise

@@ -8,15 +8,15 @@ import errno
 import re
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import synchronize
+from typing import NamedTuple
 
 from loadtune.host.memory import SHM_ADVICE, read_oom_kills
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.training.memory import DeviceMemory
-from loadtune.units import bytes_text
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
 
@@ -49,25 +49,21 @@ class Circumstances:
         return 2 * self.peak_bytes > self.budget_bytes
 
 
-class Witness:
-    """Looks at memory when a request begins, to tell afterwards how things stood when it failed."""
+def watched(memory: DeviceMemory, *, on_cuda: bool) -> Callable[[], Circumstances]:
+    """Looks at memory as a request begins. To be called after a failure: how things stood then.
 
-    def __init__(self, memory: DeviceMemory, *, on_cuda: bool) -> None:
-        self._memory, self._on_cuda = memory, on_cuda
-        self._budget_bytes = memory.budget_bytes()
-        memory.reset_peaks()
-        self._retries, self._kills = memory.num_retries(), read_oom_kills()
-
-    def testify(self) -> Circumstances:
-        """Asked after the failure, of the allocator's own books alone: the device's context may be lost."""
-        memory = self._memory
-        return Circumstances(
-            on_cuda=self._on_cuda,
-            budget_bytes=self._budget_bytes,
-            peak_bytes=max(memory.peak_bytes(), memory.peak_reserved_bytes() or 0),
-            num_retries=increase(self._retries, memory.num_retries()),
-            oom_kills=increase(self._kills, read_oom_kills()),
-        )
+    It asks the allocator's own books alone: the device's context may be lost.
+    """
+    budget_bytes = memory.budget_bytes()
+    memory.reset_peaks()
+    retries, kills = memory.num_retries(), read_oom_kills()
+    return lambda: Circumstances(
+        on_cuda=on_cuda,
+        budget_bytes=budget_bytes,
+        peak_bytes=max(memory.peak_bytes(), memory.peak_reserved_bytes() or 0),
+        num_retries=increase(retries, memory.num_retries()),
+        oom_kills=increase(kills, read_oom_kills()),
+    )
 
 
 def increase(before: int | None, now: int | None) -> int | None:
@@ -75,8 +71,7 @@ def increase(before: int | None, now: int | None) -> int | None:
     return None if before is None or now is None else now - before
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(NamedTuple):
     """What words mean that PyTorch raises."""
 
     words: str
@@ -86,10 +81,6 @@ class _Rule:
     """Where they mean it: on CUDA alone, on a CPU alone, or, None, on both."""
     otherwise: FailureKind | None = None
     """What they mean where memory was not short: they are said for several reasons. None: they mean what they say."""
-
-    def fits(self, text: str, circumstances: Circumstances) -> bool:
-        here = self.on_cuda is None or self.on_cuda == circumstances.on_cuda
-        return here and re.search(self.words, text, re.IGNORECASE | re.DOTALL) is not None
 
 
 _WORKER_KILLED = "killed by signal: Killed"
@@ -133,7 +124,6 @@ _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImp
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 # NumPy has a MemoryError of its own.
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")
-_SHM_ERRNOS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC)
 _WORKER_END = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
     r"(?:is killed by signal: (?P<signal>.*)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
@@ -176,7 +166,9 @@ def failure_from(
     named = cause(error) if kind == "user_error" else None
     compiling = "torch.compile failed: " if _is_compilers(error) else ""
     said = _worker_end(error, loading) or named or f"{compiling}{last_line(error)}"
-    why = f" ({SHM_ADVICE})" if kind == "shm" else _why(error, circumstances)
+    why = f" ({SHM_ADVICE})" if kind == "shm" else ""
+    if _DEVICE_ASSERT in str(error):
+        why = " (nearly always a label that is not below the number of classes)"
     return TrialFailure(kind=kind, phase=phase, message=f"{said}{why}", log_tail=user_traceback(error) or "")
 
 
@@ -187,31 +179,14 @@ def leaves_context_intact(error: BaseException) -> bool:
 
 def _kind_of_words(links: Sequence[BaseException], circumstances: Circumstances) -> FailureKind | None:
     """What PyTorch's words mean. None: nothing that is known."""
-    rule = _rule_of(links, circumstances)
-    if rule is None:
-        return None
-    if rule.words == _WORKER_KILLED and circumstances.oom_kills == 0:
-        return "crash"
-    return rule.otherwise if rule.otherwise and circumstances.memory_was_short is False else rule.kind
-
-
-def _rule_of(links: Sequence[BaseException], circumstances: Circumstances) -> _Rule | None:
     torchs = (link for link in links if _name(link) in _TORCH_ERRORS or _is_compilers(link))
     text = "\n".join(f"{_name(link)}: {_said(link)}" for link in torchs)
-    return next((rule for rule in _RULES if rule.fits(text, circumstances)), None)
-
-
-def _why(error: BaseException, circumstances: Circumstances) -> str:
-    """What the error's own words leave open, in brackets."""
-    said, rule = _said(error), _rule_of([error], circumstances)
-    if _DEVICE_ASSERT in said:
-        return " (nearly always a label that is not below the number of classes)"
-    if _WORKER_KILLED in said and circumstances.oom_kills == 0:
-        return " (not by the kernel for lack of memory)"
-    if rule is not None and rule.otherwise and circumstances.memory_was_short is False:
-        held, budget = bytes_text(circumstances.peak_bytes), bytes_text(circumstances.budget_bytes)
-        return f" (not for lack of memory: at most {held} of {budget} were held)"
-    return ""
+    for rule in _RULES:
+        if rule.on_cuda in (None, circumstances.on_cuda) and re.search(rule.words, text, re.IGNORECASE | re.DOTALL):
+            if rule.words == _WORKER_KILLED and circumstances.oom_kills == 0:
+                return "crash"
+            return rule.otherwise if rule.otherwise and circumstances.memory_was_short is False else rule.kind
+    return None
 
 
 def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
@@ -274,8 +249,7 @@ def _is_memory_error(error: BaseException) -> bool:
 def _is_of_a_semaphore(error: BaseException) -> bool:
     """Whether Python could not make one, which a worker's queue needs, in a /dev/shm that is full or no use at all."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    raised_there = any(frame.filename == synchronize.__file__ for frame in frames)
-    return raised_there and isinstance(error, OSError) and error.errno in _SHM_ERRNOS
+    return isinstance(error, OSError) and any(frame.filename == synchronize.__file__ for frame in frames)
 
 
 def _is_caught(error: BaseException) -> bool:

@@ -1,16 +1,15 @@
 """Train on real batches and stream windows until the controller has seen enough."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from loadtune.records.config import TrialConfig
+import torch
+
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
-from loadtune.stream.counters import Depth
-from loadtune.training.attribution import HostMarks, marks_for
+from loadtune.stream.torch_private import Depth
 from loadtune.training.endless_loader import EndlessLoader, NoBatchError
 from loadtune.training.memory import page_lock_s
 from loadtune.training.protocol import Line
@@ -42,6 +41,56 @@ class WindowRule:
         return elapsed_s / num_steps * whole_rounds > _MAX_STRETCH * self._window_s
 
 
+class Marks:
+    """What a window's seconds went into: copies, compute, nothing. Each step passes three marks, in this order.
+
+    ``mark`` makes one, ``seconds`` reads what passed between two. On CUDA a mark is an event on the stream, which costs
+    the host microseconds and the device nothing; all are read after the synchronisation that ends the window.
+    """
+
+    def __init__(
+        self,
+        mark: Callable[[], Any] = time.monotonic,
+        seconds: Callable[[Any, Any], float] = lambda earlier, later: later - earlier,
+    ) -> None:
+        self._mark, self._seconds = mark, seconds
+        self._last = mark()
+        self._passed: list[tuple[str, Any]] = []
+
+    def copying(self) -> None:
+        """A batch is in hand and will be copied to the device."""
+        self._passed.append(("idle_s", self._mark()))
+
+    def stepping(self) -> None:
+        """It was copied, or the copy was launched; the step begins."""
+        self._passed.append(("copy_s", self._mark()))
+
+    def stepped(self) -> None:
+        """The step is done, or launched."""
+        self._passed.append(("compute_s", self._mark()))
+
+    def cut(self) -> dict[str, Any]:
+        """Seconds of each part since the last cut, under the names that `Window` has for them."""
+        parts = {"idle_s": 0.0, "copy_s": 0.0, "compute_s": 0.0}
+        for part, mark in self._passed:
+            parts[part] += self._seconds(self._last, mark)
+            self._last = mark
+        self._passed.clear()
+        return parts
+
+
+def marks_for(device: torch.device) -> Marks:
+    """Those of this device; made right after a synchronisation, when the first window begins."""
+    if device.type != "cuda":
+        return Marks()
+    stream = torch.cuda.current_stream(device)  # looked up once, not at each mark
+
+    def mark() -> Any:
+        return stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+    return Marks(mark, lambda earlier, later: earlier.elapsed_time(later) / 1000)
+
+
 def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
     """Batches that the pinning thread took in a window, or else the training process, from those who made them: they
     were handed out, or are there still."""
@@ -65,64 +114,38 @@ class _Counts:
     """Before each batch was asked for and as it was handed out: whoever looked for it has taken all before it."""
 
 
-class TrainingLoop:
-    """Training on batches of a loader for each trial, which goes on until the next one begins."""
+def time_training(
+    trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, begins: Callable[[], None]
+) -> TrainingRun | TrialFailure:
+    """Train on batches of this loader, and stream windows until the controller has seen enough.
 
-    def __init__(self, make_loader: Callable[[TrialConfig], EndlessLoader]) -> None:
-        self._make_loader = make_loader
-        self._loader: EndlessLoader | None = None
-
-    def time_training(
-        self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
-    ) -> TrainingRun | TrialFailure:
-        """Go over to this configuration, train, and stream windows until the controller has seen enough.
-
-        The trainer has to be warm. ``begins`` is called before the first step on a batch of this configuration. A
-        failure where the model was compiled again in a window: its rate would be the compiler's. Whatever is raised
-        ends the loop; the next trial begins another.
-        """
-        try:
-            return self._time_training(trainer, config, window_s, line, begins)
-        except NoBatchError as error:
-            self.end()
-            return TrialFailure(kind="unsupported", phase=line.phase, message=str(error))
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """End the workers."""
-        loader, self._loader = self._loader, None
-        if loader is not None:
-            loader.close()
-
-    def _time_training(
-        self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
-    ) -> TrainingRun | TrialFailure:
-        line.enter("first batch")
-        self.end()
-        self._loader = self._make_loader(config)
-        batch = self._loader.next_batch()
-        line.enter("training")
-        begins()
-        _step(trainer, batch, marks_for(trainer.device))  # uncounted: the wait for it was before the first window
-        del batch
-        num_compiled = trainer.num_compiled()
-        loop = TimedLoop(trainer, self._loader, line)
-        rule = WindowRule(window_s, config.loader.num_workers)
-        windows: list[Window] = []
-        while (window := loop.window(rule)) is not None:  # a window that the stop cuts short is dropped
-            windows.append(window)
-            line.window(window)
-        if trainer.num_compiled() > num_compiled:
-            message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
-            return TrialFailure(kind="unsupported", phase="training", message=message)
-        return TrainingRun(
-            windows=tuple(windows),
-            first_batch_s=self._loader.first_batch_s(),
-            ready_s=self._loader.ready_s(),
-            workers=self._loader.shares(),
-        )
+    The trainer has to be warm. ``begins`` is called before the first step on a batch of the loader. A failure where an
+    epoch has no batch, and where the model was compiled again in a window: its rate would be the compiler's.
+    """
+    line.enter("first batch")
+    try:
+        batch = loader.next_batch()
+    except NoBatchError as error:
+        return TrialFailure(kind="unsupported", phase=line.phase, message=str(error))
+    line.enter("training")
+    begins()
+    _step(trainer, batch, marks_for(trainer.device))  # uncounted: it waited for the first batch
+    del batch
+    num_compiled = trainer.num_compiled()
+    loop, rule = TimedLoop(trainer, loader, line), WindowRule(window_s, loader.config.num_workers)
+    windows: list[Window] = []
+    while (window := loop.window(rule)) is not None:  # a window that the stop cuts short is dropped
+        windows.append(window)
+        line.window(window)
+    if trainer.num_compiled() > num_compiled:
+        message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
+        return TrialFailure(kind="unsupported", phase="training", message=message)
+    return TrainingRun(
+        windows=tuple(windows),
+        first_batch_s=loader.first_batch_s(),
+        ready_s=loader.ready_s(),
+        workers=loader.shares(),
+    )
 
 
 class _Edge(NamedTuple):
@@ -187,7 +210,6 @@ class TimedLoop:
         self._trainer.synchronize()
         begun, ended = self._edge, self._look()
         self._edge = ended
-        parts = self._marks.cut()
         unpinned = [depth.unpinned for depth in counts.depths if depth.unpinned is not None]
         num_taken = _num_taken(begun.depth, ended.depth, counts.steps)
         locked_s = None
@@ -200,12 +222,9 @@ class TimedLoop:
             num_samples=counts.samples,
             num_tokens=counts.tokens,
             wait_s=counts.wait_s,
-            copy_s=parts.copy_s,
-            compute_s=parts.compute_s,
-            idle_s=parts.idle_s,
+            **self._marks.cut(),
             queue_start=begun.ahead,
             queue_end=ended.ahead,
-            ready=statistics.fmean(depth.ready for depth in counts.depths) if counts.depths else None,
             num_pinned=num_taken if unpinned else None,
             least_unpinned=min(unpinned, default=None),
             num_taken=num_taken if counts.untaken else None,
@@ -216,7 +235,7 @@ class TimedLoop:
         )
 
 
-def _step(trainer: Trainer, batch: Batch, marks: HostMarks) -> None:
+def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
     """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
     marks.copying()
     on_device = trainer.receive(batch)

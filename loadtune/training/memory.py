@@ -4,7 +4,7 @@ import ctypes
 import gc
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import torch
 
 from loadtune.host.memory import read_ram
 from loadtune.host.processes import field_bytes
-from loadtune.records.config import LoaderConfig
 
 # Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
 # cuBLASLt keeps as much again. The backward pass runs in a thread with handles of its own. What a step leaks is
@@ -25,6 +24,11 @@ largest process; and it is what page cache, loader workers and everybody else's 
 
 _LATER_BYTES = 1 << 30
 """What an idle training may still take outside the allocator, for kernels and libraries' workspaces."""
+
+_KEPT_SHARE = 0.15
+"""Of the RAM that would be available without them: page-locked blocks that are kept from trial to trial. PyTorch reuses
+a block for its own size alone. The queues of 16 workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a
+trial that locks either anew takes 2 to 5 s more."""
 
 # Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
@@ -69,11 +73,7 @@ class DeviceMemory(ABC):
         """What is in use now is what an idle training holds."""
 
     def free_pinned(self) -> None:  # noqa: B027  without CUDA there is none
-        """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
-
-    def pinned_bytes(self) -> int | None:
-        """Page-locked host memory that PyTorch holds, in use or kept."""
-        return None
+        """Give back the page-locked host memory that PyTorch keeps for later batches, where that is too much."""
 
 
 class CudaMemory(DeviceMemory):
@@ -155,12 +155,9 @@ class CudaMemory(DeviceMemory):
         self._allow_most()
 
     def free_pinned(self) -> None:
-        empty = getattr(torch._C, "_host_emptyCache", None)
-        if empty is not None:
-            empty()
-
-    def pinned_bytes(self) -> int | None:
-        return host_books("allocated_bytes", "current")
+        held = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+        if held > _KEPT_SHARE * (read_ram().available_bytes + held):
+            torch._C._host_emptyCache()
 
 
 class CpuMemory(DeviceMemory):
@@ -213,53 +210,14 @@ class CpuMemory(DeviceMemory):
         return True  # what is not freed shows as resident memory and cannot be told from caches
 
 
-def host_books(figure: str, kind: str) -> int | None:
-    """Of PyTorch's allocator of page-locked memory. None: it keeps no such book."""
-    try:
-        return int(torch.cuda.host_memory_stats_as_nested_dict()[figure][kind])
-    except (AttributeError, KeyError):
-        return None
-
-
 def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
     """The books of this device, of which `most_bytes` may be held."""
     return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)
 
 
-_KEPT_SHARE = 0.15
-"""Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
-workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
-
-
-class PinnedBlocks:
-    """PyTorch reuses a block for its own size alone."""
-
-    def __init__(
-        self, memory: DeviceMemory, available_bytes: Callable[[], int] = lambda: read_ram().available_bytes
-    ) -> None:
-        self._memory, self._available_bytes = memory, available_bytes
-        self._booked: dict[int, int] = {}
-        """Size of a block, and of all that were asked for of it, at the most."""
-
-    def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
-        """Keep the blocks of earlier runs for later ones of their size, unless this run has no use for too many."""
-        wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
-        needed = loader.num_pinned * wanted
-        told = self._memory.pinned_bytes()
-        held = sum(self._booked.values()) if told is None else told
-        useless = held - min(needed, self._booked.get(wanted, 0))
-        if useless > _KEPT_SHARE * (self._available_bytes() + held):
-            self._memory.free_pinned()
-            self._booked.clear()
-        if wanted:
-            self._booked[wanted] = max(self._booked.get(wanted, 0), needed)
-
-
 def page_lock_s(device: torch.device) -> float | None:
-    """Seconds this process has spent on page-locking memory for pinned batches, calls that have ended. None: not on
-    CUDA, or not told."""
-    micros = host_books("host_alloc_time", "total") if device.type == "cuda" else None
-    return None if micros is None else micros / 1e6
+    """Seconds this process has spent on page-locking memory for pinned batches. None: without CUDA."""
+    return torch.cuda.host_memory_stats().get("host_alloc_time.total", 0) / 1e6 if device.type == "cuda" else None
 
 
 _OWN = Path("/proc/self")

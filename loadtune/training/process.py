@@ -1,5 +1,5 @@
-"""One training process from the outside: started, spoken to, its log, ended with its whole group, and what its end
-means for a trial. Needs no torch."""
+"""One training process from the outside: its temporary folder, its log, started, spoken to, ended with its whole
+group, and what its end means for a trial. Needs no torch."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -22,6 +23,17 @@ from loadtune.stream.sample_table import Loading, SampleTable
 from loadtune.stream.shm_cleanup import kill_group
 from loadtune.training.protocol import Message
 from loadtune.units import bytes_text
+
+_LONGEST_FOLDER = 107 - len("/loadtune-abcdefgh/torch-shm-dir-abcdef/manager.sock")
+"""Bytes of the path of a folder below which PyTorch and multiprocessing can still open a Unix socket."""
+
+
+def make_scratch() -> "tempfile.TemporaryDirectory[str]":
+    """A folder for everything temporary, below the usual one, unless the path of that is too long for a socket."""
+    usual = tempfile.gettempdir()
+    folder = usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"
+    return tempfile.TemporaryDirectory(prefix="loadtune-", dir=folder, ignore_cleanup_errors=True)
+
 
 # How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
 _GRACE_S = 1.0

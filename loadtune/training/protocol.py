@@ -17,9 +17,6 @@ from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import Examined
 from loadtune.stream.sample_table import SampleTable
 
-COMPILING = "compile"
-"""The phase in which torch.compile is at work: minutes without another sign of life are nothing unusual there."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:

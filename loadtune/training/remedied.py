@@ -77,16 +77,10 @@ class RemediedJobs:
             if time.monotonic() - begun > ENOUGH_S:
                 break
         prepared = [_on(device, job, made.batch) for job, made in zip(jobs, loaded, strict=True)]
-        difference = None
-        if remedy.same_samples:
-            # Compared without what stands for other samples.
-            others = tuple(name for name in config.remedies if REMEDIES[name].same_samples)
-            compared = remedy.compared(self.job(others)), self.job(in_order((*others, remedy.name)))
-            one, other = (batch for batch, _ in prepared)
-            if compared[0] is not before or compared[1] is not after:
-                again = self._load(remedy, compared, 0, num)
-                one, other = (_on(device, job, made.batch)[0] for job, made in zip(compared, again, strict=True))
-            difference = _difference(one, other, num)
+        one, other = (batch for batch, _ in prepared)
+        if (compared := remedy.compared(before)) is not before:
+            one, _ = _on(device, compared, self._load(remedy, (compared, after), number, num)[0].batch)
+        difference = _difference(one, other, num)
         loadings = [
             _loading(made.batch, num, took, prepare_s / num)
             for made, took, (_, prepare_s) in zip(loaded, seconds, prepared, strict=True)
@@ -141,17 +135,16 @@ def _loading(batch: Batch, num: int, rounds: Sequence[_Seconds], prepare_s: floa
 
 def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float]:
     """(On the device, after what the job does with it there, seconds of that)."""
-    there, took = map_tensors(batch, lambda tensor: tensor.to(device)), []
-    ready = there
-    for number in range(1 + NUM_ROUNDS if job.on_device else 1):
-        _seed(number)
+    there = map_tensors(batch, lambda tensor: tensor.to(device))
+    if not job.on_device:
+        return there, 0.0
+    took = []
+    for _ in range(1 + NUM_ROUNDS):
         begun, ready = _now(device), there
         for change in job.on_device:
             ready = change(ready)
         took.append(_now(device) - begun)
-        if number == 0:
-            first = ready
-    return first, min(took) if job.on_device else 0.0
+    return ready, min(took)
 
 
 def _now(device: torch.device) -> float:

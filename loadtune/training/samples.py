@@ -1,14 +1,12 @@
 """A few samples of the workload, how long one takes to make, and batches of them on the device, without a loader."""
 
 import contextlib
-import dataclasses
 import itertools
-import math
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,7 @@ from loadtune.workload import (
     make_batch,
     num_bytes,
     reads_at_once,
-    ready_batch,
     stream_samples,
-    tensors_of,
     uncounted_text,
 )
 
@@ -41,16 +37,14 @@ _MAX_BATCHES = 8
 _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 # Where samples differ in size, so many more are read, up to these bytes, and so many of the largest fill a large batch.
-_MORE_SAMPLES, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
+_MORE, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
 # A batch of the largest is so much larger where samples count as different.
 _DIFFERENT = 1.02
 # As many samples of a stream as are read at least, to time it.
 _FEWEST = 4
 
-Note = Callable[[Sequence[Any]], None]
-"""Called with the indices of samples before they are read."""
-_Read = tuple[list[Any], Sequence[Any], float, float]
-"""(Samples to make batches of, their indices, seconds of one, CPU seconds of one)."""
+_Read = tuple[list[Any], float, float]
+"""(Samples to make batches of, seconds of one, CPU seconds of one)."""
 
 
 class Samples:
@@ -58,26 +52,21 @@ class Samples:
 
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
-        self._workload = workload
-        self.is_shared_out = False
-        """Of a stream: whether it asks which worker it is read by."""
-        self._num_in_stream: int | None = None  # of a stream that ended while it was read
+        self._workload, self._line = workload, line
         loader = workload.loader
+        self.is_shared_out = loader.is_iterable and reads_worker_info(
+            loader.dataset, loader.worker_init_fn, loader.multiprocessing_context
+        )
+        """Of a stream: whether it asks which worker it is read by."""
         self._max_samples = _MAX_BATCHES if loader.batches_are_ready else _MAX_SAMPLES
-        if loader.is_iterable:
-            context = loader.multiprocessing_context
-            self.is_shared_out = reads_worker_info(loader.dataset, loader.worker_init_fn, context)
-        with one_thread(), line.samples.reading() as note:
-            read = self._read_stream(line) if loader.is_iterable else self._read_samples(line, note)
-            self.samples, self._indices, sample_s, sample_cpu_s = read
-            self._by_size = self._samples_by_size(line)
-            self._made = self._made_batches(line, note)
-        example, self.places = find_places(workload, self.samples, self._indices)
+        with one_thread(), line.samples.reading() as self._note:
+            read = self._read_stream() if loader.is_iterable else self._read_samples()
+            self.samples, sample_s, sample_cpu_s = read
+            self._by_size = self._samples_by_size()
+            self._made = self._made_batches()
+        example, self.places = find_places(workload, self.samples)
         if not (self.places.count or loader.batch_size_is_free):
-            raise WorkloadError(
-                f"{uncounted_text(example)} Say which dimension of its tensors counts them: --batch-dim, or "
-                "WorkloadSpec(batch_dim=...)."
-            )
+            raise WorkloadError(f"{uncounted_text(example)} Return tensors whose first dimension counts them.")
         self._per_draw = 1.0
         """Samples of what the sampler, the batch sampler or the stream yields at a time."""
         if loader.batches_are_ready:
@@ -87,7 +76,7 @@ class Samples:
         self.batch: Batch = (  # of the size that is nearest to the mean where the user's code makes the batches
             min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - self._per_draw))
             if self._made
-            else self._collated(self.samples)
+            else make_batch(self._workload, self.samples)
         )
         self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(self._per_draw))
         """Samples of a batch as the user's code makes them, on average, or of `batch`."""
@@ -95,20 +84,10 @@ class Samples:
         self.sample_s, self.sample_cpu_s = sample_s / each, sample_cpu_s / each
 
     @property
-    def example(self) -> Any:
-        """What an error shows of the samples."""
-        return self.samples[0]
-
-    @property
     def num_per_epoch(self) -> int | None:
         """Samples of an epoch. None: a stream or sampler that does not tell."""
-        num_draws = self._workload.epoch.num_draws if self._num_in_stream is None else self._num_in_stream
+        num_draws = self._workload.epoch.num_draws
         return None if num_draws is None else round(num_draws * self._per_draw)
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of a sample in the largest tensor of a batch, which is pinned into a block of its own."""
-        return max(map(num_bytes, tensors_of(self.batch)), default=0) // max(1, self.num_in_batch)
 
     @property
     def num_in_batch(self) -> int:
@@ -121,7 +100,7 @@ class Samples:
         if self._by_size is None:
             return None
         samples = self._by_size[-_NUM_LARGEST:]
-        largest = num_bytes(self._collated(samples)) / len(samples)
+        largest = num_bytes(make_batch(self._workload, samples)) / len(samples)
         mean = num_bytes(self.batch) / self.num_in_batch
         return round(largest) if largest > _DIFFERENT * mean else None
 
@@ -133,38 +112,40 @@ class Samples:
         if self._by_size is not None and not largest:
             every = len(self._by_size) / batch_size
             of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
-            return trainer.to_device(self._collated(of_all_sizes))
+            return trainer.to_device(make_batch(self._workload, of_all_sizes))
         samples = self.samples if self._by_size is None else self._by_size[-_NUM_LARGEST:]
         if self.places.are_known:
-            return resident_batch(self._collated(samples) if largest else self.batch, batch_size, trainer)
-        return trainer.to_device(self._collated([samples[at % len(samples)] for at in range(batch_size)]))
+            return resident_batch(make_batch(self._workload, samples) if largest else self.batch, batch_size, trainer)
+        return trainer.to_device(make_batch(self._workload, [samples[at % len(samples)] for at in range(batch_size)]))
 
-    def _collated(self, samples: Sequence[Any]) -> Batch:
-        indices = self._indices if len(self._indices) == len(samples) else range(len(samples))
-        return make_batch(self._workload, samples, indices)
-
-    def _made_batches(self, line: Line, note: Note) -> list[Batch]:
+    def _made_batches(self) -> list[Batch]:
         """Batches as the user's code makes them, of usual size and the largest. Empty: any others can be made."""
-        work = self._workload
+        work, batches = self._workload, self._workload.epoch.batches
         if work.loader.batches_are_ready:
-            return [ready_batch(work, drawn) for drawn in self.samples]
-        batches = work.epoch.batches
+            return [make_batch(work, drawn) for drawn in self.samples]
         if not batches:
             return []
         mean = statistics.fmean(map(len, batches))
-        made: list[Batch] = []
-        for indices in (min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)):
-            samples, _ = _read(work, indices, len(indices) if reads_at_once(work.dataset) else 1, line, note)
-            made.append(make_batch(work, samples, indices))
-        return made
+        both = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
+        return [make_batch(work, list(itertools.chain(*self._read(each, _GROUP)))) for each in both]
 
-    def _read_stream(self, line: Line) -> _Read:
+    def _read(self, indices: Sequence[Any], at_once: int) -> Iterator[list[Any]]:
+        """These samples, so many in one call where the dataset can do that."""
+        ready, dataset = self._workload.loader.batches_are_ready, self._workload.dataset
+        at_once = at_once if reads_at_once(dataset) and not ready else 1
+        for at in range(0, len(indices), at_once):
+            some = indices[at : at + at_once]
+            self._note(some)
+            yield fetch_samples(dataset, some, one_by_one=ready)
+            self._line.pulse()
+
+    def _read_stream(self) -> _Read:
         """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
         samples: list[Any] = []
         times: list[float] = []
         used_s, begun = busy_s(), time.monotonic()
         for sample in stream_samples(self._workload.dataset):
-            line.pulse()
+            self._line.pulse()
             now = time.monotonic()
             times.append(now - begun)
             begun = now
@@ -172,52 +153,50 @@ class Samples:
                 samples.append(sample)
             if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) >= _FEWEST):
                 break
-        else:
-            self._num_in_stream = len(times)
         later = times[1:] or times  # files open and modules load on the first
         sample_s = max(1e-9, statistics.fmean(later))
         cpu_s = (busy_s() - used_s) / len(times)
-        return samples, range(len(samples)), sample_s, min(sample_s, max(1e-9, cpu_s))
+        return samples, sample_s, min(sample_s, max(1e-9, cpu_s))
 
-    def _read_samples(self, line: Line, note: Note) -> _Read:
+    def _read_samples(self) -> _Read:
         """As many are timed as there is time for."""
-        work = self._workload
-        first = work.epoch.indices[:1]
-        samples, _ = _read(work, first, 1, line, note)  # untimed: files open and modules load on the first
-        indices, at_once = list(first), _num_at_once(work, first, line, note)
-        drawn, means, started = _drawn(work), [], time.monotonic()
-        used_s, num_read = busy_s(), 0
+        first = self._workload.epoch.indices[:1]
+        (samples,) = self._read(first, 1)  # untimed: files open and modules load on the first
+        at_once, begun = 1, time.monotonic()
+        if reads_at_once(self._workload.dataset):  # as many as a batch may have, fewer where they would take too long
+            next(self._read(first, 1))
+            at_once = max(1, min(_GROUP, int(_MAX_SAMPLING_S / max(1e-9, time.monotonic() - begun))))
+        drawn, means, num_read = _drawn(self._workload), [], 0
+        started, used_s = time.monotonic(), busy_s()
         for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
-            begun = time.monotonic()
-            some, most = drawn[at : at + _GROUP], self._max_samples
-            group, num = _read(work, some, at_once, line, note, seconds=_MAX_SAMPLING_S, max_kept=most)
+            begun, num = time.monotonic(), 0
+            for some in self._read(drawn[at : at + _GROUP], at_once):
+                samples = samples + some[: self._max_samples - len(samples)]
+                num += len(some)
+                if time.monotonic() - begun > _MAX_SAMPLING_S:
+                    break
             means.append((time.monotonic() - begun) / num)
-            kept = group[: self._max_samples - len(samples)]
-            samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
             num_read += num
             if time.monotonic() - started > _ENOUGH_S:
                 break
         counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
         sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
         cpu_s = (busy_s() - used_s) / num_read
-        return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
+        return samples, sample_s, min(sample_s, max(1e-9, cpu_s))
 
-    def _samples_by_size(self, line: Line) -> list[Any] | None:
+    def _samples_by_size(self) -> list[Any] | None:
         """Samples, the largest last. None: all have one size, or the user's code makes the batches."""
         work, until = self._workload, time.monotonic() + _MAX_SAMPLING_S
-        sizes = {_size_of(sample) for sample in self.samples}
-        if len(sizes) < 2 or not work.loader.batch_size_is_free:
+        if len({_size_of(sample) for sample in self.samples}) < 2 or not work.loader.batch_size_is_free:
             return None
-        more: list[Any] = []
-        num_bytes_read = 0
+        found, num_bytes_read = list(self.samples), 0
         indices = work.epoch.indices
-        for index in random.Random(work.spec.seed + 1).sample(indices, min(len(indices), _MORE_SAMPLES)):
+        for (sample,) in self._read(random.Random(work.spec.seed + 1).sample(indices, min(len(indices), _MORE)), 1):
+            found.append(sample)
+            num_bytes_read += _size_of(sample)
             if time.monotonic() > until or num_bytes_read > _MORE_BYTES:
                 break
-            more += fetch_samples(work.dataset, [index])
-            num_bytes_read += _size_of(more[-1])
-            line.pulse()
-        return sorted([*self.samples, *more], key=_size_of)
+        return sorted(found, key=_size_of)
 
 
 def _size_of(sample: Any) -> int:
@@ -228,8 +207,6 @@ def _size_of(sample: Any) -> int:
         return sum(map(_size_of, sample.values()))
     if isinstance(sample, (tuple, list)):
         return sum(map(_size_of, sample)) if sample and not isinstance(sample[0], (int, float)) else 8 * len(sample)
-    if dataclasses.is_dataclass(sample):
-        return sum(_size_of(getattr(sample, field.name)) for field in dataclasses.fields(sample))
     nbytes = getattr(sample, "nbytes", None)
     return int(nbytes) if nbytes is not None else num_bytes(sample) or 1
 
@@ -267,37 +244,3 @@ def busy_s() -> float:
     except (OSError, ValueError, IndexError):
         queued_s = 0.0
     return time.process_time() + sum(os.times()[2:4]) + queued_s
-
-
-def _num_at_once(workload: Workload, first: Sequence[Any], line: Line, note: Note) -> int:
-    """Samples to read in one call: as many as a batch may have, fewer where they would take too long."""
-    if not reads_at_once(workload.dataset) or workload.loader.batches_are_ready:
-        return 1
-    begun = time.monotonic()
-    _read(workload, first, 1, line, note)
-    return max(1, min(_GROUP, int(_MAX_SAMPLING_S / max(1e-9, time.monotonic() - begun))))
-
-
-def _read(
-    workload: Workload,
-    indices: Sequence[Any],
-    at_once: int,
-    line: Line,
-    note: Note,
-    *,
-    seconds: float = math.inf,
-    max_kept: float = math.inf,
-) -> tuple[list[Any], int]:
-    """(The first of these samples, how many were read); fewer of them where they are slow."""
-    samples: list[Any] = []
-    num_read, started, one_by_one = 0, time.monotonic(), workload.loader.batches_are_ready
-    for at in range(0, len(indices), at_once):
-        some = indices[at : at + at_once]
-        note(some)
-        read = fetch_samples(workload.dataset, some, one_by_one=one_by_one)
-        samples += read if len(samples) < max_kept else []
-        num_read += len(some)
-        line.pulse()
-        if time.monotonic() - started > seconds:
-            break
-    return samples, num_read

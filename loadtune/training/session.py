@@ -3,36 +3,34 @@
 A request comes in, an answer, failed or not, goes out; memory is cleaned up between.
 """
 
-import dataclasses
 import secrets
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from loadtune.errors import DeviceError, LoadtuneError
+from loadtune.footprint.plan import checkpointed
 from loadtune.host import read_gpus
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, OptimizerName, Recipe
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.footprint import StepAccount, StepOptimizer, StepVariant
+from loadtune.records.footprint import StepAccount, StepVariant
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, non_finite_loss
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.stream.sample_table import SampleTable
-from loadtune.training import describe
-from loadtune.training.account import StepMeter
-from loadtune.training.allocator_log import AllocatorLog
-from loadtune.training.compiling import Compiler
-from loadtune.training.describe import match_random_targets
+from loadtune.training.account import AllocatorLog, StepMeter
+from loadtune.training.describe import describe, match_random_targets, train_small
 from loadtune.training.endless_loader import EndlessLoader
-from loadtune.training.failures import Circumstances, Witness, failure_from, leaves_context_intact
-from loadtune.training.loop import TrainingLoop
-from loadtune.training.memory import PinnedBlocks, memory_of
+from loadtune.training.failures import Circumstances, failure_from, leaves_context_intact, watched
+from loadtune.training.loop import time_training
+from loadtune.training.memory import memory_of
 from loadtune.training.protocol import (
     Answer,
     Begin,
@@ -49,10 +47,10 @@ from loadtune.training.protocol import (
 )
 from loadtune.training.remedied import RemediedJobs
 from loadtune.training.samples import Samples
-from loadtune.training.steps import WarmUp, time_windows, try_steps
-from loadtune.training.trainer import NO_MODEL, LossWatch, OwnStep, ResidentModel, Trainer, resident_batch, resized
+from loadtune.training.steps import time_windows, try_steps, warm_up
+from loadtune.training.trainer import NO_MODEL, LossWatch, OwnStep, ResidentModel, Trainer, compiled, num_graphs
 from loadtune.units import counted
-from loadtune.workload import build_workload, checkpointed, sample_shape
+from loadtune.workload import Batch, build_workload, sample_shape
 
 
 class Session:
@@ -73,16 +71,13 @@ class Session:
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
         self._jobs = RemediedJobs(self._workload, line)
-        self._warm_up = WarmUp()
-        self._compiler: Compiler | None = None
-        self._pinned = PinnedBlocks(self.memory)
-        self._loop = TrainingLoop(self._loader)
+        self._warm: set[tuple[Recipe, int]] = set()
+        self._compiled: nn.Module | None = None
         self._number = secrets.randbelow(1 << 31)  # of the last loader; a training that was replaced begins elsewhere
         self.memory.remember_idle()
 
     def run(self, request: Request) -> Value:
         """Do what is asked. What it raises is a failure of this request, not of the session."""
-        self._loop.end()  # first: page-locked blocks of its batches can be given back only once they are free
         if isinstance(request, Describe):
             return self._describe()
         if isinstance(request, TimeCompute):
@@ -103,26 +98,28 @@ class Session:
     def _describe(self) -> WorkloadFacts:
         recipe = Recipe(precision="own" if self._with_own_step else "fp32")
         trainer = self._trainer(recipe, self._samples.num)
-        trained = describe.train_small(self._workload, trainer, self._model, self._samples, self._line)
+        trained = train_small(self._workload, trainer, self._model, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
-        return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
+        return describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
         trainer = self._trainer(request.recipe, request.batch_size, losses=LossWatch())
-        compiler = self._compiler_for(request.recipe)
         batch = self._samples.resident(request.batch_size, trainer)
-        compiled_s = compiler.seconds if compiler else 0.0
-        self._warm_up.run(trainer, request.recipe, batch, self._line)
-        if compiler and not compiler.num_graphs:
+        compile_s = self._warm_up(trainer, request.recipe, batch)
+        if request.recipe.compile and not num_graphs():
             message = "torch.compile found nothing in the model to compile (is TORCH_COMPILE_DISABLE set?)"
             return TrialFailure(kind="unsupported", phase="warm-up", message=message)
-        compile_s = compiler.seconds - compiled_s if compiler else None
         windows = time_windows(trainer, batch, request.seconds, self._line)
         trainer.close()
         if windows[-1].loss_is_finite is False:
             return non_finite_loss(request.recipe.precision, windows, phase="compute")
-        return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows, compile_s=compile_s)
+        return ComputePoint(
+            recipe=request.recipe,
+            batch_size=request.batch_size,
+            windows=windows,
+            compile_s=compile_s if request.recipe.compile else None,
+        )
 
     def _try_batch(self, request: BatchTry) -> FitReport:
         begun = time.monotonic()
@@ -131,7 +128,7 @@ class Session:
             trainer, lambda size: self._samples.resident(size, trainer, largest=True), request, self.memory, self._line
         )
         trainer.close()
-        return dataclasses.replace(report, seconds=time.monotonic() - begun)
+        return replace(report, seconds=time.monotonic() - begun)
 
     def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         if self._with_own_step:
@@ -144,21 +141,17 @@ class Session:
 
     def _measure(self, asked: StepVariant, log: AllocatorLog) -> StepAccount:
         trainer = self._trainer(asked.recipe, asked.batch_size, asked.optimizer)
-        if asked.image_size is None:
-            batch = self._samples.resident(asked.batch_size, trainer, largest=True)
-        else:
-            batch = resident_batch(resized(self._samples.batch, asked.image_size), asked.batch_size, trainer)
+        batch = self._samples.resident(asked.batch_size, trainer, largest=True)
         meter = StepMeter(trainer, batch, self.memory, log, self._line)
-        wanted = asked.checkpoint
-        checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
-        with checkpoints as found, self.memory.capped():
+        checkpoints = checkpointed(self._model.module, meter.keep) if asked.checkpoint else nullcontext(0)
+        with checkpoints as num_blocks, self.memory.capped():
             return meter.measure(
                 model=self._workload.spec.model,
                 precision=asked.recipe.precision,
                 optimizer=asked.optimizer or self._workload.spec.optimizer,
                 batch_size=asked.batch_size,
                 input_shape=sample_shape(batch, trainer.places),
-                checkpointed=found,
+                num_checkpointed_blocks=num_blocks,
                 num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
             )
 
@@ -167,27 +160,29 @@ class Session:
         refused = self._no_full_batch(loader)
         if refused is not None:
             return refused
-        self._pinned.keep_for(loader, self._samples.pinned_bytes)
+        self.memory.free_pinned()
         trainer = self._trainer(recipe, loader.batch_size, losses=LossWatch(), remedies=request.config.remedies)
         batch = self._samples.resident(loader.batch_size, trainer)
-        self._warm_up.run(trainer, recipe, batch, self._line)
+        self._warm_up(trainer, recipe, batch)
         del batch
-        run = self._loop.time_training(
-            trainer, request.config, request.window_s, self._line, begins=self.memory.reset_peaks
-        )
+        self._number += 1  # each in an order of its own
+        job = self._jobs.job(request.config.remedies)
+        with closing(EndlessLoader(job, loader, number=self._number, table=self._line.samples)) as batches:
+            run = time_training(trainer, batches, request.window_s, self._line, begins=self.memory.reset_peaks)
         trainer.close()
         if isinstance(run, TrialFailure):
             return run
-        return dataclasses.replace(
-            run,
-            peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
-        )
+        return replace(run, peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None)
 
-    def _loader(self, config: TrialConfig) -> EndlessLoader:
-        """A fresh one, in an order of its own."""
-        self._number += 1
-        job = self._jobs.job(config.remedies)
-        return EndlessLoader(job, config.loader, number=self._number, table=self._line.samples)
+    def _warm_up(self, trainer: Trainer, recipe: Recipe, batch: Batch) -> float:
+        """Seconds that compiling took. On a CPU, where a step may take seconds, a recipe is warmed once for a size."""
+        self._line.enter("warm-up")
+        key = (recipe, trainer.num_samples(batch))
+        if self._device.type != "cuda" and key in self._warm:
+            return 0.0
+        compile_s = warm_up(trainer, batch, self._line)
+        self._warm.add(key)
+        return compile_s
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         length = self._samples.num_per_epoch
@@ -203,7 +198,7 @@ class Session:
         self,
         recipe: Recipe,
         batch_size: int,
-        optimizer: StepOptimizer | None = None,
+        optimizer: OptimizerName | None = None,
         *,
         losses: LossWatch | None = None,
         remedies: tuple[str, ...] = (),
@@ -212,14 +207,14 @@ class Session:
         job = self._jobs.job(remedies)
         kind = OwnStep if self._with_own_step else Trainer
         return kind(
-            self._model, recipe, job, optimizer, self._compiler_for(recipe), losses, self._samples.places, batch_size
+            self._model, recipe, job, optimizer, self._compiled_for(recipe), losses, self._samples.places, batch_size
         )
 
-    def _compiler_for(self, recipe: Recipe) -> Compiler | None:
+    def _compiled_for(self, recipe: Recipe) -> nn.Module | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""
-        if recipe.compile and self._compiler is None:
-            self._compiler = Compiler(self._model.module, self._line)
-        return self._compiler if recipe.compile else None
+        if recipe.compile and self._compiled is None:
+            self._compiled = compiled(self._model.module)
+        return self._compiled if recipe.compile else None
 
 
 def _device(begin: Begin) -> torch.device:
@@ -237,34 +232,31 @@ _Result = TypeVar("_Result")
 
 
 def serve(connection: Connection, samples: SampleTable | None = None) -> None:
-    """Answer until told to exit. ``samples``: where the controller reads which samples are being loaded."""
+    """Answer until told to exit. ``samples``: where the controller reads which samples are being loaded.
+
+    The workload is built at once; if that fails, every request is answered with the error.
+    """
     server = Server(connection.recv(), Line(connection, samples))
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:  # the controller is gone
-            return
-        if isinstance(request, Exit):
-            return
-        if not isinstance(request, Stop):  # one that crossed an answer on its way is late
-            connection.send(server.answer(request))
+    with suppress(EOFError):  # the controller is gone
+        while not isinstance(request := connection.recv(), Exit):
+            if not isinstance(request, Stop):  # one that crossed an answer on its way is late
+                connection.send(server.answer(request))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Failed:
     """An exception as data: holding on to the exception would hold on to the tensors of its frames."""
 
-    failure: Refused | TrialFailure
+    reply: Refused | TrialFailure
     context_intact: bool
 
 
 class Server:
-    """Answers requests. It builds the workload at once; if that fails, every request is answered with the error."""
+    """Answers requests."""
 
     def __init__(self, begin: Begin, line: Line) -> None:
-        self._line = line
-        self._on_cuda = begin.device.kind == "cuda"
-        self._witness: Witness | None = None
+        self._line, self._on_cuda = line, begin.device.kind == "cuda"
+        self._circumstances: Callable[[], Circumstances] = lambda: Circumstances(on_cuda=self._on_cuda)
         self._session = self._attempt(lambda: Session(begin, line))
 
     def answer(self, request: Request) -> Answer | Refused:
@@ -274,24 +266,23 @@ class Server:
         if isinstance(session, _Failed):
             outcome = session
         else:
-            self._witness = Witness(session.memory, on_cuda=self._on_cuda)
+            self._circumstances = watched(session.memory, on_cuda=self._on_cuda)
             outcome = self._attempt(lambda: session.run(request))
             # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
             healthy = session.recovers()
         if not isinstance(outcome, _Failed):
             return Answer(value=outcome, healthy=healthy)
-        if isinstance(outcome.failure, Refused):
-            return outcome.failure
-        return Answer(value=outcome.failure, healthy=healthy and outcome.context_intact)
+        if isinstance(outcome.reply, Refused):
+            return outcome.reply
+        return Answer(value=outcome.reply, healthy=healthy and outcome.context_intact)
 
     def _attempt(self, work: Callable[[], _Result]) -> _Result | _Failed:
         try:
             return work()
         except LoadtuneError as error:
             traceback.print_exc()  # into the log
-            return _Failed(failure=Refused(copy(error)), context_intact=True)  # the copy has no traceback
+            return _Failed(Refused(copy(error)), context_intact=True)  # the copy has no traceback
         except Exception as error:
             traceback.print_exc()
-            found = Circumstances(on_cuda=self._on_cuda) if self._witness is None else self._witness.testify()
-            failure = failure_from(error, self._line.phase, found, self._line.samples.read())
-            return _Failed(failure=failure, context_intact=leaves_context_intact(error))
+            failure = failure_from(error, self._line.phase, self._circumstances(), self._line.samples.read())
+            return _Failed(failure, leaves_context_intact(error))

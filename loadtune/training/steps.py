@@ -6,11 +6,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from loadtune.records.config import Recipe
+import torch
+
+from loadtune.host import read_alloc_conf
 from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
-from loadtune.records.memory import BatchTry, FitReport
-from loadtune.training.allocator_log import AllocationRecorder
+from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
 from loadtune.training.failures import classify_error, increase
 from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
@@ -27,33 +29,21 @@ _CPU_STEPS = 1
 _MAX_UPDATES = 20
 
 
-class WarmUp:
-    """Remembers what is warm, because on a CPU a step may take seconds."""
-
-    def __init__(self) -> None:
-        self._warm: set[tuple[Recipe, int]] = set()
-
-    def run(self, trainer: Trainer, recipe: Recipe, batch: Batch, line: Line) -> None:
-        """Warm this recipe at this batch size. Ends with the device idle."""
-        line.enter("warm-up")
-        key = (recipe, trainer.num_samples(batch))
-        if trainer.device.type == "cuda" or key not in self._warm:
-            warm_up(trainer, batch, line)
-        self._warm.add(key)
-
-
-def warm_up(trainer: Trainer, batch: Batch, line: Line) -> None:
-    """Step until a step is as all later ones are. Ends with the device idle."""
+def warm_up(trainer: Trainer, batch: Batch, line: Line) -> float:
+    """Step until a step is as all later ones are. Ends with the device idle. Returns seconds of steps that compiled."""
+    compile_s = 0.0
     least = _CUDA_STEPS if trainer.device.type == "cuda" else _CPU_STEPS
     for number in range(1, _MAX_UPDATES + 1):
-        halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
+        halvings, compiled, begun = trainer.num_halvings(), trainer.num_compiled(), time.monotonic()
         for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
             trainer.step(batch)
             trainer.synchronize()
             line.pulse()
-        settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
-        if number * trainer.accumulate >= least and settled:
-            return
+        if trainer.num_compiled() > compiled:
+            compile_s += time.monotonic() - begun
+        elif number * trainer.accumulate >= least and trainer.num_halvings() == halvings:
+            break
+    return compile_s
 
 
 # As many windows as the time is cut into: enough to see whether the rate still drifts, each long enough to be a rate.
@@ -105,6 +95,78 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
         num_samples=steps * trainer.num_samples(batch),
         loss_is_finite=trainer.loss_is_finite(),
     )
+
+
+# Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
+MAX_EVENTS = 400_000
+
+
+@contextmanager
+def history_kept() -> Iterator[None]:
+    """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def history_of(device: torch.device) -> list[dict[str, Any]]:
+    """What the allocator did on this device, oldest first; cut off at `MAX_EVENTS`."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    history: list[dict[str, Any]] = snapshot["device_traces"][device.index or 0]
+    return history
+
+
+class AllocationRecorder:
+    """Marks where steps begin; afterwards holds the trace. None: the device or the allocator's settings give none."""
+
+    def __init__(self, device: torch.device, batch_size: int, *, on: bool) -> None:
+        self.trace: AllocationTrace | None = None
+        self._device, self._batch_size = device, batch_size
+        self._marks: list[int] = []
+        self._on = on and device.type == "cuda" and read_alloc_conf() is None
+
+    def mark(self) -> None:
+        """A training step begins."""
+        if self._on:
+            torch.cuda.synchronize(self._device)
+            self._marks.append(len(history_of(self._device)))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record within this context."""
+        if not self._on:
+            yield
+            return
+        idle_bytes = torch.cuda.memory_reserved(self._device)
+        with history_kept():
+            begun = len(history_of(self._device))
+            yield
+            torch.cuda.synchronize(self._device)
+            history = history_of(self._device)
+        if len(history) < MAX_EVENTS:  # else its beginning was overwritten
+            events, starts = compact_events(history[begun:], [mark - begun for mark in self._marks])
+            self.trace = AllocationTrace(
+                batch_size=self._batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
+            )
+
+
+def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked places are."""
+    events: list[int] = []
+    starts: list[int] = []
+    numbers: dict[int, int] = {}  # address → number of the request that lives there
+    num_requests = 0
+    for at, entry in enumerate(history):
+        starts += [len(events)] * (at in marks)
+        if entry["action"] == "alloc":
+            num_requests += 1
+            numbers[entry["addr"]] = num_requests
+            events.append(entry["size"])
+        elif entry["action"] == "free_completed" and entry["addr"] in numbers:
+            events.append(-numbers.pop(entry["addr"]))
+    return tuple(events), tuple(starts)
 
 
 def try_steps(

@@ -1,4 +1,5 @@
-"""Training steps under one recipe, from the initial weights. Knows nothing of loaders, clocks or requests."""
+"""Training steps under one recipe, from the initial weights, compiled where that is asked for. Knows nothing of loaders
+or requests."""
 
 import copy
 import math
@@ -8,13 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import MemoryFormat, Precision, Recipe
-from loadtune.records.footprint import StepOptimizer
-from loadtune.training.compiling import Compiler
+from loadtune.records.config import MemoryFormat, OptimizerName, Precision, Recipe
 from loadtune.workload import (
     AUTOCAST_DTYPES,
     PAIR,
@@ -81,9 +79,38 @@ class ResidentModel:
     def reset(self, memory_format: MemoryFormat) -> None:
         """Initial weights, in this memory format, without gradients, ready to train."""
         self.drop_gradients()
-        _lay_out(self.module, memory_format)
+        layout = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.dim() == 4:  # always anew: strides of 1×1 weights count as both layouts, and cuDNN looks at them
+                tensor.data = torch.empty_like(tensor, memory_format=layout).copy_(tensor.data)
         self.module.load_state_dict(self._initial)
         self.module.train()
+
+
+# Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
+# share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.
+_MOST_GRAPHS = 10_000
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """`module`, compiled when it is first called, and anew where a batch size, a precision or a layout is new.
+
+    Each batch size is compiled for itself (``dynamic=False``), as a script gets that trains at one size.
+    """
+    import torch._dynamo as dynamo  # two seconds, which only who compiles has to wait
+
+    dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
+    dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
+    made: nn.Module = torch.compile(module, dynamic=False)  # type: ignore[assignment]
+    return made
+
+
+def num_graphs() -> int:
+    """Graphs that torch.compile made in this process. 0: all of the model is run as it is written."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
 
 
 class Trainer:
@@ -94,21 +121,20 @@ class Trainer:
         model: ResidentModel,
         recipe: Recipe,
         workload: Workload,
-        optimizer: StepOptimizer | None = None,
-        compiler: Compiler | None = None,
+        optimizer: OptimizerName | None = None,
+        called: nn.Module | None = None,
         losses: LossWatch | None = None,
         places: Places = PAIR,
         batch_size: int = 1,
     ) -> None:
-        """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe. ``losses`` is
-        given each step's loss; None where the memory of a step is measured, because the sum takes some. ``places``:
-        where batches keep their samples; ``batch_size``: how many those have that do not tell."""
+        """``optimizer``: instead of the workload's. ``called``: the model, compiled. ``losses`` is given each step's
+        loss; None where the memory of a step is measured, because the sum takes some. ``places``: where batches keep
+        their samples; ``batch_size``: how many those have that do not tell."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
-        self._compiler = compiler
         self._losses = losses
-        self._called = model.module if compiler is None else compiler.module
+        self._called = model.module if called is None else called
         self._dtype = AUTOCAST_DTYPES[recipe.precision]
         self.places = places
         self._on_device = workload.on_device
@@ -119,7 +145,7 @@ class Trainer:
         self._scaler: torch.amp.GradScaler | None = None
         self._begin(workload, optimizer)
 
-    def _begin(self, workload: Workload, optimizer: StepOptimizer | None) -> None:
+    def _begin(self, workload: Workload, optimizer: OptimizerName | None) -> None:
         model, recipe = self._model, self._recipe
         model.reset(recipe.memory_format)
         scaled = recipe.precision == "fp16"
@@ -157,9 +183,8 @@ class Trainer:
         channels_last = self._recipe.memory_format == "channels_last"
 
         def laid_out(tensor: torch.Tensor) -> torch.Tensor:
-            layout = torch.preserve_format
-            if channels_last and tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_nested:
-                layout = _CHANNELS_LAST.get(tensor.dim(), layout)
+            images = tensor.layout is torch.strided and tensor.dim() == 4 and tensor.is_floating_point()
+            layout = torch.channels_last if channels_last and images else torch.preserve_format
             return tensor.to(self._model.device, non_blocking=True, memory_format=layout)
 
         return moved(batch, self._model.device, laid_out)
@@ -216,7 +241,7 @@ class Trainer:
 
     def num_compiled(self) -> int:
         """How often something was compiled so far; 0 for a recipe that is not."""
-        return 0 if self._compiler is None else self._compiler.num_compiled
+        return 0 if self._called is self._model.module else num_graphs()
 
     def loss_is_finite(self) -> bool | None:
         """Whether every step's loss so far was finite. Waits for the device. None: nobody watches, or no step ran."""
@@ -239,7 +264,7 @@ class Trainer:
 class OwnStep(Trainer):
     """The user's own training step: it holds models and optimizers, and lives as long as the process."""
 
-    def _begin(self, workload: Workload, optimizer: StepOptimizer | None) -> None:
+    def _begin(self, workload: Workload, optimizer: OptimizerName | None) -> None:
         del optimizer
         self._scaler = None
         self._run = _made_step(workload, self._model)
@@ -298,22 +323,6 @@ def _made_step(workload: Workload, model: ResidentModel) -> Callable[[Batch], An
     return model.own_step
 
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _lay_out(module: nn.Module, memory_format: MemoryFormat) -> None:
-    """Module.to(memory_format=…) refuses models that mix 4-D and 5-D parameters, so each is laid out by its own."""
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.dim() in _CHANNELS_LAST:
-                wanted = _CHANNELS_LAST[tensor.dim()] if memory_format == "channels_last" else torch.contiguous_format
-                # Strides are compared, not is_contiguous: weights of one channel or of 1×1 pixels count as both
-                # layouts, and it is their strides by which cuDNN's is chosen.
-                like = torch.empty_like(tensor, memory_format=wanted, device="meta")
-                if tensor.stride() != like.stride():
-                    tensor.data = torch.empty_like(tensor, memory_format=wanted).copy_(tensor)
-
-
 def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
     """A few real samples, repeated to the batch's size on the device: what a loader would deliver, without one."""
     places = trainer.places
@@ -321,16 +330,3 @@ def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
     few = trainer.to_device(places.take(samples, range(count)))
     # Through to_device again: indexing need not keep the memory format.
     return trainer.to_device(places.take(few, [at % count for at in range(batch_size)]))
-
-
-def resized(samples: Batch, image_size: int) -> Batch:
-    """Images (B, C, H, W), and masks (B, H, W) with them, of another height and width. Raises WorkloadError."""
-    inputs, targets = samples if is_pair(samples) else (None, None)
-    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        raise WorkloadError("a batch is no pair (images, targets), whose size could be changed.")
-    if inputs.dim() != 4 or not inputs.is_floating_point():
-        raise WorkloadError(f"samples of shape {tuple(inputs.shape[1:])} are no images, whose size could be changed.")
-    size = (image_size, image_size)
-    if targets.dim() == 3:
-        targets = interpolate(targets[:, None].float(), size)[:, 0].to(targets.dtype)
-    return interpolate(inputs, size), targets

@@ -9,6 +9,7 @@ from loadtune.workload.batches import (
     PAIR,
     Batch,
     Places,
+    is_pair,
     map_tensors,
     moved,
     num_bytes,
@@ -19,10 +20,8 @@ from loadtune.workload.batches import (
     tensors_of,
     uncounted_text,
 )
-from loadtune.workload.build import Workload, build_workload
-from loadtune.workload.checkpointing import checkpointed
-from loadtune.workload.datasets import RandomSamples
-from loadtune.workload.fingerprint import code_of
+from loadtune.workload.build import Workload, build_workload, code_of
+from loadtune.workload.datasets import RandomSamples, ToRgb, transform_text
 from loadtune.workload.loaders import Endless, LoaderParts, NamedCollate
 from loadtune.workload.samples import (
     collate_samples,
@@ -30,8 +29,6 @@ from loadtune.workload.samples import (
     find_places,
     make_batch,
     reads_at_once,
-    ready_batch,
-    sample_text,
     small_batch,
     stream_samples,
 )
@@ -41,7 +38,6 @@ from loadtune.workload.tasks import (
     ComputeLoss,
     class_dimension,
     class_loss,
-    is_pair,
     make_optimizer,
     model_logits,
     num_classes_of_output,

@@ -1,4 +1,4 @@
-"""Jobs of other libraries: a Lightning module, a Hugging Face Trainer, a timm model.
+"""Jobs of other libraries: a Lightning module, a Hugging Face Trainer.
 
 In: the library's own object, as its user made it. Out: a `Job`, whose parts are pickled together, so that its optimizer
 holds the parameters of its model in the training process too. No such library is imported before it is needed.
@@ -8,7 +8,6 @@ import inspect
 import warnings
 from collections.abc import Iterable
 from copy import copy
-from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.objects import Job
-from loadtune.workload.factories import unknown_name
 from loadtune.workload.user_code import last_line
 
 
@@ -52,31 +50,25 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
             f"train_dataloader of {type(source).__name__} returned a {type(loader).__name__}. loadtune tunes one "
             "torch.utils.data.DataLoader: return one, or write the job with loadtune.Job(loader=...)."
         )
+    hooks = [(name, getattr(datamodule, name, None)) for name in _TRANSFER_HOOKS]
+    own = [name for name, hook in hooks if hook is not None and hook.__qualname__ != f"DataHooks.{name}"]
+    if own:
+        raise UsageError(
+            f"{type(datamodule).__name__} overrides {own[0]}, which loadtune does not call. Move the method to "
+            f"{type(module).__name__}."
+        )
     optimizer = LightningOptimizer(module)
     optimizer(module.parameters())  # what cannot be used is told before anything is measured
-    loss = lightning_loss
-    if _own_hooks(datamodule):
-        loss = update_wrapper(partial(lightning_loss, datamodule=datamodule), lightning_loss)
-    return Job(loader=loader, model=module, loss=loss, optimizer=optimizer)
+    return Job(loader=loader, model=module, loss=lightning_loss, optimizer=optimizer)
 
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
-def _own_hooks(datamodule: Any) -> set[str]:
-    """The hooks that this datamodule overrides, which take the place of the module's: Lightning's are `DataHooks`'."""
-    found = {name: getattr(datamodule, name, None) for name in _TRANSFER_HOOKS}
-    return {name for name, hook in found.items() if hook and hook.__qualname__ != f"DataHooks.{name}"}
-
-
-def lightning_loss(model: Any, batch: Any, datamodule: Any = None) -> torch.Tensor:
-    """The loss of a LightningModule's ``training_step`` for a batch that is on the device.
-
-    ``datamodule``: its hooks around the transfer of a batch count where it has its own.
-    """
-    own = _own_hooks(datamodule)
+def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
+    """The loss of a LightningModule's ``training_step`` for a batch that is on the device."""
     for name in _TRANSFER_HOOKS:
-        batch = getattr(datamodule if name in own else model, name)(batch, 0)
+        batch = getattr(model, name)(batch, 0)
     takes_index = len(inspect.signature(model.training_step).parameters) > 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")
@@ -142,36 +134,6 @@ def from_trainer(trainer: Any) -> Job:
         accumulate=args.gradient_accumulation_steps,
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
     )
-
-
-def timm_model(name: str, num_classes: int) -> nn.Module:
-    """timm's model of this name (without ``timm:``), with random weights. Raises WorkloadError where that fails."""
-    timm = _timm_with(name)
-    try:
-        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
-            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
-            "that builds the model, and name it: --model FILE.py:factory."
-        ) from error
-
-
-def timm_image_size(name: str) -> int:
-    """Height and width in pixels that timm's model of this name was designed for. Raises WorkloadError."""
-    return int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
-
-
-def _timm_with(name: str) -> Any:
-    """timm, which has a model of this name. Raises WorkloadError."""
-    try:
-        import timm
-    except ImportError as error:
-        raise WorkloadError(
-            f"The model timm:{name} needs the package timm: {last_line(error)}. Install it: pip install timm."
-        ) from error
-    if not timm.is_model(name):
-        raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
-    return timm
 
 
 _STEP_INSTEAD = "Write the training step as a function and pass it: loadtune.tune(loader, step=make_step)."
@@ -254,8 +216,6 @@ class _DetachedTrainer:
 def _checkpoint_activations(model: Any, args: Any) -> None:
     """As ``train()`` does first; transformers 5 renamed it."""
     if getattr(args, "activation_checkpointing", False):
-        options = dict(args.activation_checkpointing_kwargs or {})
-        layers = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None, **layers)
+        model.activation_checkpointing_enable(args.activation_checkpointing_kwargs)
     elif getattr(args, "gradient_checkpointing", False):
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

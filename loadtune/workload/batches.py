@@ -6,6 +6,7 @@ batch is counted, cut and repeated to another size.
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,13 +16,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from loadtune.errors import WorkloadError
-from loadtune.units import counted
-
 Batch = Any
 """What a collate function returns."""
 
-MOST_SHOWN = 6
+_MOST_SHOWN = 6
 """Parts of a batch that its description names."""
 _MOST_DEEP = 8
 """Levels of an object in which tensors are looked for: objects may refer to one another in a circle."""
@@ -63,6 +61,11 @@ def own_structure(batch: Batch) -> Batch:
     return map_tensors(batch, lambda tensor: tensor, copy.copy)
 
 
+def is_pair(batch: Batch) -> bool:
+    """Whether it is (inputs, targets); either may be any structure."""
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
 def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
     """In the order of the structure."""
     if isinstance(batch, torch.Tensor):
@@ -85,27 +88,29 @@ def num_tokens(batch: Batch) -> int | None:
     return ids.numel() if isinstance(ids, torch.Tensor) else None
 
 
-def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a nested tensor only the first, which is the only one that all of it has."""
-    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
-
-
 def structure_text(batch: Batch) -> str:
-    """``{input_ids: int64 tensor (8, 12), labels: int64 tensor (8,)}``."""
+    """``{input_ids: int64 tensor (8, 12), labels: int64 tensor (8,)}``, of a batch or of a sample."""
     if isinstance(batch, torch.Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} tensor {_sizes(batch)}"
     parts = _parts(batch)
+    if parts is None and (shape := getattr(batch, "shape", None)) is not None:
+        return f"{type(batch).__name__} {tuple(shape)}"
     if parts is None:
-        return type(batch).__name__
-    more = ", …" if len(parts) > MOST_SHOWN else ""
-    shown = list(parts.items())[:MOST_SHOWN]
+        text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(batch))
+        return (text if text.startswith("<") else f"{type(batch).__name__} {text}")[:60]
+    shown = list(parts.items())[:_MOST_SHOWN]
+    more = ", …" if len(parts) > _MOST_SHOWN else ""
     if isinstance(batch, (list, tuple)):
         inside = ", ".join(structure_text(part) for _, part in shown)
-        named = type(batch).__name__ if hasattr(batch, "_fields") else ""
-        return f"[{inside}{more}]" if isinstance(batch, list) else f"{named}({inside}{more})"
+        return f"[{inside}{more}]" if isinstance(batch, list) else f"({inside}{more})"
     inside = ", ".join(f"{key}: {structure_text(part)}" for key, part in shown)
     kind = "" if isinstance(batch, dict) else f"{type(batch).__name__} "
     return f"{kind}{{{inside}{more}}}"
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a nested tensor only the first, which is the only one that all of it has."""
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def uncounted_text(batch: Batch) -> str:
@@ -115,7 +120,7 @@ def uncounted_text(batch: Batch) -> str:
     return f"The number of samples in a batch cannot be found in {structure_text(batch)}."
 
 
-Kind = Literal["same", "tensor", "counted", "list", "parts", "unknown"]
+Kind = Literal["same", "tensor", "list", "parts", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +128,8 @@ class Places:
     """Where a batch keeps its samples."""
 
     kind: Kind
-    """``same``: the same for any number of samples. ``tensor``: along dimension `dim`. ``counted``: likewise, but of a
-    sparse or nested tensor, which cannot be cut. ``list``: one element a sample. ``parts``: as `parts` say.
-    ``unknown``: more samples make it larger in a way that cannot be repeated."""
+    """``same``: the same for any number of samples. ``tensor``: along dimension `dim`. ``list``: one element a sample.
+    ``parts``: as `parts` say. ``unknown``: more samples make it larger in a way that cannot be repeated."""
     dim: int = 0
     parts: Mapping[Any, "Places"] = field(default_factory=dict)
 
@@ -136,16 +140,16 @@ class Places:
 
     @property
     def _all_known(self) -> bool:
-        return self.kind not in ("unknown", "counted") and all(part._all_known for part in self.parts.values())
+        return self.kind != "unknown" and all(part._all_known for part in self.parts.values())
 
     @property
     def count(self) -> bool:
         """Whether the number of samples can be told from a batch."""
-        return self.kind in ("tensor", "counted", "list") or any(part.count for part in self.parts.values())
+        return self.kind in ("tensor", "list") or any(part.count for part in self.parts.values())
 
     def num_samples(self, batch: Batch) -> int:
         """Samples of this batch. Only where they `count`."""
-        if self.kind in ("tensor", "counted"):
+        if self.kind == "tensor":
             return int(batch.size(self.dim))
         if self.kind == "list":
             return len(batch)
@@ -176,13 +180,12 @@ PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
 """Of (inputs, targets)."""
 
 
-def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int, dim: int | None = None) -> Places:
-    """From a batch of ``num_fewer`` samples and one of ``num_more``. ``dim`` decides for tensors in which several
-    dimensions, or none, tell the number."""
-    if isinstance(fewer, torch.Tensor):
-        return _places_of_tensor(fewer, more, num_fewer, num_more, dim)
-    if isinstance(fewer, PackedSequence):
+def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Places:
+    """From a batch of ``num_fewer`` samples and one of ``num_more``."""
+    if _cannot_be_cut(fewer):
         return Places("unknown")
+    if isinstance(fewer, torch.Tensor):
+        return _places_of_tensor(fewer, more, num_fewer, num_more)
     one, other = _parts(fewer), _parts(more)
     if one is None or other is None:
         return Places("same")
@@ -190,35 +193,29 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int, dim: int
         return Places("list")
     if one.keys() != other.keys():
         return Places("unknown")
-    found = {key: places_of(part, other[key], num_fewer, num_more, dim) for key, part in one.items()}
-    return Places("parts", parts=found)
+    return Places("parts", parts={key: places_of(one[key], other[key], num_fewer, num_more) for key in one})
 
 
-def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int, dim: int | None) -> Places:
+def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int) -> Places:
     if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
         return Places("unknown")
-    is_plain = _is_plain(fewer)
-    sizes = list(zip(_sizes(fewer), _sizes(more), strict=True))
-    counting = [at for at, pair in enumerate(sizes) if pair == (num_fewer, num_more)]
-    if counting:
-        return Places("tensor" if is_plain else "counted", dim if dim in counting else counting[0])
-    if is_plain and fewer.shape == more.shape:
-        return Places("same")
-    if dim is not None and dim < len(sizes):
-        return Places("tensor" if is_plain else "counted", dim)
-    return Places("unknown")
+    sizes = list(zip(fewer.shape, more.shape, strict=True))
+    if (num_fewer, num_more) in sizes:
+        return Places("tensor", sizes.index((num_fewer, num_more)))
+    return Places("same" if fewer.shape == more.shape else "unknown")
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Neither sparse nor nested."""
-    return tensor.layout is torch.strided and not tensor.is_nested
+def _cannot_be_cut(part: Any) -> bool:
+    """Packed, sparse and nested tensors."""
+    is_special = isinstance(part, torch.Tensor) and (part.layout is not torch.strided or part.is_nested)
+    return is_special or isinstance(part, PackedSequence)
 
 
 def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
     """Of the first tensor of one sample."""
     if isinstance(batch, torch.Tensor):
         shape = list(_sizes(batch))
-        if places.kind in ("tensor", "counted"):
+        if places.kind == "tensor":
             del shape[places.dim]
         return tuple(shape)
     for key, part in (_parts(batch) or {}).items():
@@ -227,52 +224,21 @@ def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
     return ()
 
 
-def places_of_ready(batch: Batch, dim: int | None = None) -> Places:
-    """Of a batch of which nobody knows how many samples it has: its first tensor tells, by dimension ``dim``."""
-    at = dim or 0
-    first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > at), None)
-    if first is None:
+def places_of_ready(batch: Batch) -> Places:
+    """Of a batch of which nobody knows how many samples it has: the first dimension of its first tensor tells."""
+    first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > 0), None)
+    return Places("unknown") if first is None else _with_length(batch, first.size(0))
+
+
+def _with_length(batch: Batch, length: int) -> Places:
+    if _cannot_be_cut(batch):
         return Places("unknown")
-    return _with_length(batch, first.size(at), at)
-
-
-def _with_length(batch: Batch, length: int, at: int) -> Places:
     if isinstance(batch, torch.Tensor):
-        kind: Kind = "tensor" if _is_plain(batch) else "counted"
-        counting = [dim for dim in dict.fromkeys((at, 0)) if batch.dim() > dim and batch.size(dim) == length]
-        return Places(kind, counting[0]) if counting else Places("same")
-    if isinstance(batch, PackedSequence):
-        return Places("unknown")
+        return Places("tensor" if batch.dim() > 0 and batch.size(0) == length else "same")
     parts = _parts(batch)
     if parts is None:
         return Places("same")
-    return Places("parts", parts={key: _with_length(part, length, at) for key, part in parts.items()})
-
-
-def check_dim(batch: Batch, dim: int) -> None:
-    """Raises WorkloadError where no tensor has this dimension."""
-    most = max((tensor.dim() for tensor in tensors_of(batch)), default=0)
-    if dim >= most:
-        allowed = " or ".join(filter(None, (", ".join(map(str, range(most - 1))), str(most - 1))))
-        raise WorkloadError(
-            f"--batch-dim is {dim}, but the tensors of a batch have at most {counted(most, 'dimension')}. "
-            + (f"Use {allowed}." if most else "Leave --batch-dim out.")
-        )
-
-
-def checked_scalar(value: Any, name: str) -> torch.Tensor:
-    """The loss, if it is one number that gradients can come from. Raises WorkloadError."""
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        several = isinstance(value, torch.Tensor)
-        found = f"a tensor of shape {tuple(value.shape)}" if several else repr(value)[:60]
-        advice = "take its mean" if several else "return the loss tensor itself"
-        raise WorkloadError(f"The {name} returned {found}. It has to return a tensor with one number: {advice}.")
-    if torch.is_grad_enabled() and not value.requires_grad:
-        raise WorkloadError(
-            f"The {name} returned a tensor without a gradient: it does not depend on the model's parameters. Compute "
-            "it from the model's output, without detach(), item() or no_grad()."
-        )
-    return value
+    return Places("parts", parts={key: _with_length(part, length) for key, part in parts.items()})
 
 
 def _parts(batch: Any) -> dict[Any, Any] | None:

@@ -1,8 +1,13 @@
 """A `WorkloadSpec`, and the caller's own objects where there are any → everything one training step needs."""
 
-from collections.abc import Callable
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import torch
@@ -10,9 +15,9 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
+from loadtune.records.facts import CodePart
 from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_parts, num_classes_of
-from loadtune.workload.factories import find_function
 from loadtune.workload.live import LiveParts, unpack_parts
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
 from loadtune.workload.models import make_model, model_needs
@@ -21,12 +26,10 @@ from loadtune.workload.tasks import (
     Loss,
     MakeStep,
     OptimizerFactory,
-    class_loss,
-    on_pairs,
-    own_computation,
-    own_loss_task,
+    loss_of_batches,
     takes_model,
 )
+from loadtune.workload.user_code import find_function, module_of
 
 _CPU = torch.device("cpu")
 
@@ -66,6 +69,11 @@ class Workload:
         return self.loader.dataset
 
     @property
+    def named_dataset(self) -> bool:
+        """Whether it is torchvision's, with a transform of ours."""
+        return not (self.own_loader or "dataset" in self.spec.objects or is_import_path(self.spec.dataset))
+
+    @property
     def optimizer(self) -> OptimizerName | OptimizerFactory:
         return self.own_optimizer or self.spec.named_optimizer or "sgd"
 
@@ -73,11 +81,6 @@ class Workload:
     def has_own_code(self) -> bool:
         """Whether a failing step may be the fault of the user's code, whose traceback then helps."""
         return self.own_model or self.own_loss or self.own_batches
-
-    @property
-    def answers_with_logits(self) -> bool:
-        """Whether a loss of the model's output counts, and not what the user's own code makes of a batch."""
-        return not self.own_batches
 
 
 def build_workload(
@@ -112,18 +115,13 @@ def build_workload(
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
-    task = own_loss_task(loss, spec.loss or "") if loss is not None and not of_batch else class_loss
     own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
         loader=loader,
         epoch=epoch_of(loader, spec.seed),
         model=model,
-        compute_loss=(
-            own_computation(loss, spec.loss or "")
-            if loss is not None and of_batch
-            else on_pairs(task, any_structure=loss is None)
-        ),
+        compute_loss=loss_of_batches(loss, spec.loss or ""),
         num_classes=num_classes,
         own_model=own_model,
         own_loader=live.loader is not None or spec.loader is not None,
@@ -140,3 +138,61 @@ def _given(live: Any, path: str | None, option: str) -> Any:
         return live
     found: Callable[..., Any] = find_function(path, option)
     return found
+
+
+# What code it is made of
+
+
+_OURS = Path(__file__).resolve().parents[1]
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def code_of(workload: Workload) -> tuple[CodePart, ...]:
+    """What tells this workload from another later: the user's files by name, and the model's layers.
+
+    torch and what else is installed are known by their versions. A module that was imported from a file of the user's
+    counts wherever it came from, so that a model beside the script that builds it is seen too.
+    """
+    parts = dict(sorted(_files(workload.spec).items())) | {"the model's layers": _layers_text(workload.model).encode()}
+    return tuple(CodePart(name=name, sha256=hashlib.sha256(content).hexdigest()) for name, content in parts.items())
+
+
+def _files(spec: WorkloadSpec) -> dict[str, bytes]:
+    """``pkg/mod.py`` → what is in it, of the user's modules and of those that were named."""
+    paths = (spec.dataset, spec.model, spec.loader, spec.collate, spec.loss, spec.optimizer, spec.step)
+    named = {module_of(path) for path in paths if path is not None and is_import_path(path)}
+    libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
+    found: dict[str, bytes] = {}
+    for name, module in list(sys.modules.items()):
+        path = _source(module)
+        if path is not None and (name in named or _is_users(name, path, libraries)):
+            inside = "/__init__" if path.stem == "__init__" else ""
+            try:
+                found[f"{name.replace('.', '/')}{inside}.py"] = path.read_bytes()
+            except OSError:
+                continue
+    return found
+
+
+def _source(module: ModuleType | None) -> Path | None:
+    """Absolute. None: it has no source of its own; torch has modules that only claim one."""
+    file = getattr(module, "__file__", None)
+    path = Path(file) if isinstance(file, str) else None
+    return path if path is not None and path.is_absolute() and path.suffix == ".py" else None
+
+
+def _is_users(name: str, path: Path, libraries: Sequence[Path]) -> bool:
+    """An installed file may be a link to where it is kept, and a folder of the user's a link to another.
+
+    What torch.compile writes is a module of torch's that lies in a temporary folder.
+    """
+    return not name.startswith("torch.") and all(
+        _INSTALLED.isdisjoint(where.parts) and not any(where.is_relative_to(library) for library in libraries)
+        for where in (path, path.resolve())
+    )
+
+
+def _layers_text(model: nn.Module) -> str:
+    """Every layer by name and class, activations too, and the shapes of the parameters."""
+    layers = [f"{name}: {type(layer).__module__}.{type(layer).__qualname__}" for name, layer in model.named_modules()]
+    return "\n".join([*layers, *(f"{name} {tuple(weights.shape)}" for name, weights in model.named_parameters())])

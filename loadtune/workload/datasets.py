@@ -1,6 +1,5 @@
 """What is loaded, by name or as an object → `LoaderParts`, or a `WorkloadError` that says what to do."""
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ from torchvision import transforms
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec, is_import_path
-from loadtune.workload.factories import call, call_factory, find_function, unknown_name
 from loadtune.workload.live import LiveParts
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import ModelNeeds
-from loadtune.workload.samples import reads_at_once
-from loadtune.workload.user_code import all_lines, last_line, user_traceback
+from loadtune.workload.user_code import call, find_function, last_line, made_by, unknown_name, user_traceback
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -26,14 +23,16 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class ToRgb:
     """Three channels, whatever the file held. A class, not a lambda: workers started by spawn have to pickle it."""
 
-    keeps_size = True
-
     def __call__(self, image: Any) -> Any:
         return image.convert("RGB") if hasattr(image, "convert") else image
 
 
-def training_transform(image_size: int) -> transforms.Compose:
-    """The augmentation of torchvision's reference recipe: crop, flip, tensor, normalise."""
+def training_transform(image_size: int | None, *, is_gray: bool = False) -> transforms.Compose:
+    """The augmentation of torchvision's reference recipe: crop, flip, tensor, normalise. Of gray images one channel is
+    kept, and without ``image_size`` their size."""
+    if is_gray:
+        crop = [] if image_size is None else [transforms.RandomResizedCrop(image_size)]
+        return transforms.Compose([*crop, transforms.ToTensor()])
     return transforms.Compose(
         [
             ToRgb(),
@@ -45,17 +44,25 @@ def training_transform(image_size: int) -> transforms.Compose:
     )
 
 
+def transform_text(dataset: Any) -> str:
+    """``ToRgb, RandomResizedCrop, …``: what a dataset that was named brings."""
+    transform = getattr(dataset, "transform", None)
+    return ", ".join(type(step).__name__ for step in getattr(transform, "transforms", [transform]))
+
+
 def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> LoaderParts:
     """The user's own loader, or a dataset that is read in random order. Raises WorkloadError."""
     if isinstance(live.loader, LoaderParts):
         parts = live.loader
     elif live.loader is not None or spec.loader is not None:
         name = spec.loader or "loader"
-        made = call_factory(name, "loader") if live.loader is None else call(live.loader, name, "loader")
+        made = made_by(name, "loader") if live.loader is None else call(live.loader, name, "loader")
         if not isinstance(made, DataLoader):
+            wrapped = isinstance(getattr(made, "loader", None), DataLoader)
+            advice = "Return the DataLoader inside it; with timm, call create_loader(..., use_prefetcher=False)."
             raise WorkloadError(
-                f"The factory of the loader {name} returned a {type(made).__name__}. It has to return a "
-                "torch.utils.data.DataLoader. A dataset alone goes to --dataset."
+                f"The loader {name} is a {type(made).__name__}. It has to be a torch.utils.data.DataLoader, or a "
+                f"function that returns one. {advice if wrapped else 'A dataset alone goes to --dataset.'}"
             )
         parts = LoaderParts.of(made)
     else:
@@ -68,11 +75,11 @@ def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Loader
 def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
     """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
     if live.input_shape is not None:
-        return RandomSamples(live.input_shape, live.output_shape)
+        return RandomSamples(live.input_shape)
     if live.dataset is not None:
         dataset = live.dataset if live.dataset_is_made else call(live.dataset, spec.dataset, "dataset")
     elif is_import_path(spec.dataset):
-        dataset = call_factory(spec.dataset, "dataset")
+        dataset = made_by(spec.dataset, "dataset")
     elif spec.dataset == "FakeData":
         dataset = make_fake(needs, spec.num_classes or needs.num_classes)
     else:
@@ -94,8 +101,6 @@ def _checked(dataset: Any, name: str) -> Dataset[Any]:
         _check_length(dataset, name)
         return dataset
     lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if reads_at_once(dataset):
-        lacks = [method for method in lacks if method != "__getitem__"]
     if isinstance(dataset, Mapping) or lacks:  # a dict is no list of samples
         without = f" without {' and '.join(lacks)}" if lacks else ""
         hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""
@@ -136,27 +141,21 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     root = Path(spec.data_root).expanduser()
     if spec.dataset == "ImageFolder" and (root / "train").is_dir():
         root /= "train"  # the usual layout has train/ and val/ inside, which are not two classes
-    arguments = {"root": str(root), "transform": training_transform(needs.image_size)}
-    try:
-        inspect.signature(cls).bind(**arguments)
-    except TypeError as error:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} cannot be made with root and transform alone: {error}. Write a function that "
-            "returns a dataset of samples (image, class index), and name it: --dataset pkg.mod:factory."
-        ) from None
+    is_gray = needs.is_own and issubclass(cls, torchvision.datasets.MNIST)
+    size = spec.image_size if is_gray else needs.image_size
+    arguments = {"root": str(root), "transform": training_transform(size, is_gray=is_gray)}
     if not root.is_dir():
-        here = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise WorkloadError(
-            f"--data-root {spec.data_root} does not exist{here}, or is not a folder. The dataset {spec.dataset} reads "
-            "its files from it, and loadtune downloads nothing. Give --data-root the folder that holds them."
+            f"--data-root {spec.data_root} does not exist in {Path.cwd()}, or is not a folder. The dataset "
+            f"{spec.dataset} reads its files from it, and loadtune downloads nothing."
         )
     try:
         return cls(**arguments)  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. loadtune "
-            "downloads nothing. Put its files there as torchvision's documentation of the class says, or give "
-            "--data-root the folder that holds them."
+            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {last_line(error)}. loadtune "
+            "downloads nothing. Put its files into --data-root as torchvision's documentation of the class says, or "
+            "write a function that returns the dataset, and name it: --dataset FILE.py:factory."
         ) from error
 
 
@@ -175,14 +174,10 @@ NUM_RANDOM_SAMPLES = 1 << 40
 
 
 class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random float32 inputs of one shape. Targets are random float32 numbers of ``output_shape``, else class indices.
+    """Random float32 inputs of one shape. Targets are class indices, of one class until the model's output was seen."""
 
-    Until the model's output was seen, the class indices are of one class.
-    """
-
-    def __init__(self, input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
         self.input_shape = input_shape
-        self.output_shape = output_shape
         self.target_shape: tuple[int, ...] = ()
         self.num_classes = 0
         """0: not known yet."""
@@ -198,8 +193,6 @@ class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.rand(self.input_shape, generator=generator)
-        if self.output_shape is not None:
-            return inputs, torch.rand(self.output_shape, generator=generator)
         return inputs, torch.randint(0, max(1, self.num_classes), self.target_shape, generator=generator)
 
 

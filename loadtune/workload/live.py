@@ -32,8 +32,6 @@ class LiveParts:
     """A dataset, or what makes one."""
     input_shape: tuple[int, ...] | None = None
     """Of one sample: random ones take the dataset's place."""
-    output_shape: tuple[int, ...] | None = None
-    """Of one target of random samples. None: class indices."""
     loss: Loss | None = None
     """Of outputs and targets, or of model and batch. None: cross entropy, or what the spec names."""
     optimizer: OptimizerFactory | None = None
@@ -57,7 +55,16 @@ def pack_parts(parts: LiveParts) -> LiveObjects:
         pickled = _pickled(parts)
     except Exception:
         for field in fields(parts):  # one by one, to tell which
-            _try_pickling(field.name, getattr(parts, field.name))
+            part = getattr(parts, field.name)
+            try:
+                _pickled(part)
+            except Exception as error:
+                raise WorkloadError(
+                    f"The {field.name} ({type(part).__name__}) cannot be sent to the training process, because it "
+                    f"cannot be pickled: {last_line(error)}. Pass its import path, `pkg.mod:factory`, or for a model, "
+                    "dataset or loader a function without arguments that returns it. Otherwise remove references to "
+                    "open files, locks, threads and connections."
+                ) from error
         raise
     # Absolute: '' stands for the folder a script or a prompt was started in.
     return LiveObjects(pickled=pickled, search_path=tuple(os.path.abspath(folder) for folder in sys.path))
@@ -87,22 +94,3 @@ def _pickled(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=cloudpickle, pickle_protocol=cloudpickle.DEFAULT_PROTOCOL)
     return buffer.getvalue()
-
-
-def _try_pickling(name: str, part: Any) -> None:
-    try:
-        _pickled(part)
-    except Exception as error:
-        raise WorkloadError(
-            f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be pickled: "
-            f"{last_line(error)}. {_advice(name)}"
-        ) from error
-
-
-def _advice(name: str) -> str:
-    if name in ("model", "dataset", "loader"):
-        return (
-            "Pass a function without arguments that returns it, or its import path `pkg.mod:factory`. It is then "
-            "created in the training process."
-        )
-    return "Remove references to open files, locks, threads and connections from it."

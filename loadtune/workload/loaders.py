@@ -46,8 +46,6 @@ class LoaderParts:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     in_order: bool = True
-    pin_memory_device: str = ""
-    """Deprecated in PyTorch. Empty: not given, or this PyTorch does not take it."""
     loader_class: str | None = None
     """Name of a subclass of `DataLoader`, of which nothing else is kept. None: it was a `DataLoader` itself."""
     batched_fetch: bool = False
@@ -83,7 +81,6 @@ class LoaderParts:
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
             in_order=loader.in_order,
-            pin_memory_device=getattr(loader, "pin_memory_device", ""),
             loader_class=None if type(loader) is DataLoader else type(loader).__name__,
         )
 
@@ -125,8 +122,6 @@ class LoaderParts:
             kwargs["drop_last"] = self.drop_last
         if self.sampler is not None:
             kwargs["sampler"] = self.sampler
-        if self.pin_memory_device:
-            kwargs["pin_memory_device"] = self.pin_memory_device
         kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
         kwargs |= others
         if self.batched_fetch:
@@ -214,9 +209,8 @@ def _draw(sampler: Any, seed: int, *, by_batch: bool) -> tuple[list[Any], bool]:
             f"The sampler of the loader raised {last_line(error)}. Correct it, and run again.", user_traceback(error)
         ) from error
     if not num_indices:
-        if by_batch:
-            raise WorkloadError("The loader's batch sampler returned no batch. It has to yield lists of indices.")
-        raise WorkloadError("The loader's sampler returned no index. It has to yield the indices of samples.")
+        kind, wanted = ("batch sampler", "lists of indices") if by_batch else ("sampler", "the indices of samples")
+        raise WorkloadError(f"The loader's {kind} returned no index. It has to yield {wanted}.")
     return drawn, True
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torchvision
@@ -11,9 +12,7 @@ from torch import nn
 from loadtune.errors import WorkloadError
 from loadtune.records.config import TIMM, WorkloadSpec, is_import_path
 from loadtune.units import counted
-from loadtune.workload.adapters import timm_image_size, timm_model
-from loadtune.workload.factories import call, call_factory, unknown_name
-from loadtune.workload.user_code import last_line
+from loadtune.workload.user_code import call, last_line, made_by, unknown_name
 
 # Classes that published weights were trained for: ImageNet, VOC.
 _CLASSES, _SEGMENTED_CLASSES = 1000, 21
@@ -28,15 +27,18 @@ class ModelNeeds:
     image_size: int
     num_classes: int
     """What the model has where neither the user nor the dataset says."""
+    is_own: bool = False
+    """Whether it is the user's own model, which may take images of one channel and of any size."""
 
 
 def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     """Look the name up, without building the model. Raises WorkloadError for an unknown name."""
     if is_live or is_import_path(spec.model):
         size = spec.image_size or _DEFAULT_IMAGE_SIZE
-        return ModelNeeds(image_size=size, num_classes=_CLASSES)
+        return ModelNeeds(image_size=size, num_classes=_CLASSES, is_own=True)
     if spec.model.startswith(TIMM):
-        size = spec.image_size or timm_image_size(spec.model.removeprefix(TIMM))
+        name = spec.model.removeprefix(TIMM)
+        size = spec.image_size or int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
         return ModelNeeds(image_size=size, num_classes=_CLASSES)
     names = torchvision.models.list_models()
     if spec.model not in names:
@@ -63,17 +65,20 @@ def make_model(
 
     ``own_training``: what the model itself would do in training is called, or is meant to be left out.
     """
-    if own is None and spec.model.startswith(TIMM):
-        return timm_model(spec.model.removeprefix(TIMM), num_classes)
     if own is not None or is_import_path(spec.model):
-        if isinstance(own, nn.Module):
-            made = own
-        else:
-            made = call_factory(spec.model, "model") if own is None else call(own, spec.model, "model")
-        module = _checked(made, spec.model)
+        if own is None:
+            own = made_by(spec.model, "model", nn.Module)
+        elif not isinstance(own, nn.Module):
+            own = call(own, spec.model, "model")
+        module = _checked(own, spec.model)
         return module if own_training else _without_own_training(module)
+    if spec.model.startswith(TIMM):
+        name = spec.model.removeprefix(TIMM)
+        build = partial(_timm_with(name).create_model, name, pretrained=False, num_classes=num_classes)
+    else:
+        build = partial(torchvision.models.get_model, spec.model, **_builder_arguments(spec, needs, num_classes))
     try:
-        return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
+        return build()  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
             f"The model {spec.model} could not be built for {counted(num_classes, 'class')} and images of "
@@ -94,12 +99,10 @@ def _checked(model: Any, name: str) -> nn.Module:
 
 def _without_own_training(model: nn.Module) -> nn.Module:
     """The same model. Raises WorkloadError for one that brings its own training step, which nobody would call."""
-    own = [name for name in ("training_step", "configure_optimizers") if callable(getattr(model, name, None))]
-    if len(own) == 2 or any(cls.__name__ == "LightningModule" for cls in type(model).__mro__):
+    if callable(getattr(model, "training_step", None)) and callable(getattr(model, "configure_optimizers", None)):
         raise WorkloadError(
-            f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune runs a training step "
-            "of its own: forward pass, loss, backward pass, optimizer. It would ignore the model's training_step and "
-            "configure_optimizers, and measure another training than yours. In Python, "
+            f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune would ignore its "
+            "training_step and configure_optimizers, and measure another training than yours. In Python, "
             "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, "
             "with its loss and its optimizer."
         )
@@ -111,12 +114,8 @@ def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) 
     arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if "weights_backbone" in parameters:
         arguments["weights_backbone"] = None  # its default would download ImageNet weights
-    if "aux_loss" in parameters:
-        arguments["aux_loss"] = False
     if spec.model.startswith("vit_"):
         arguments["image_size"] = needs.image_size
-    if spec.model.startswith("maxvit"):
-        arguments["input_size"] = (needs.image_size, needs.image_size)
     return arguments
 
 
@@ -132,3 +131,16 @@ def _published_size(name: str) -> int:
     while isinstance(size, (list, tuple)):
         size = size[-1] if size else None
     return size if isinstance(size, int) else _DEFAULT_IMAGE_SIZE
+
+
+def _timm_with(name: str) -> Any:
+    """timm, which has a model of this name. Raises WorkloadError."""
+    try:
+        import timm
+    except ImportError as error:
+        raise WorkloadError(
+            f"The model timm:{name} needs the package timm: {last_line(error)}. Install it: pip install timm."
+        ) from error
+    if not timm.is_model(name):
+        raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
+    return timm

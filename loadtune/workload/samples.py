@@ -1,8 +1,7 @@
-"""Samples out of a dataset: fetched one by one, collated, and every way they can be unusable said in words."""
+"""Samples out of a dataset and batches of them: fetched, collated, and what makes them unusable said in words."""
 
 import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, Places, check_dim, places_of, places_of_ready, structure_text
+from loadtune.workload.batches import Batch, Places, is_pair, places_of, places_of_ready, structure_text
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
 if TYPE_CHECKING:
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 # Batches of so many samples are compared to find where samples lie in a batch.
 _FEWER, _MORE = 2, 3
-_WANTED = (
-    "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
-    "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on "
-    "other samples: --loss FILE.py:fn."
-)
 
 
 def reads_at_once(dataset: Any) -> bool:
@@ -37,7 +31,7 @@ def fetch_samples(dataset: Any, indices: Sequence[Any], *, one_by_one: bool = Fa
     ``one_by_one``: as without automatic batching, where ``__getitems__`` is not called.
     """
     if reads_at_once(dataset) and not one_by_one:
-        read: list[Any] = _called(dataset.__getitems__, list(indices), f"__getitems__({_listed(indices)})")
+        read: list[Any] = _called(dataset.__getitems__, list(indices), f".__getitems__({list(indices[:3])}…)")
         return read
     return [_called(partial(getitem, dataset), index, f"[{index!r}]") for index in indices]
 
@@ -52,10 +46,6 @@ def _called(read: Callable[[Any], Any], wanted: Any, what: str) -> Any:
             "out of it.",
             user_traceback(error),
         ) from error
-
-
-def _listed(indices: Sequence[Any]) -> str:
-    return f"[{', '.join(map(repr, indices[:3]))}{', …' if len(indices) > 3 else ''}]"
 
 
 def stream_samples(dataset: Any) -> Iterator[Any]:
@@ -74,50 +64,71 @@ def stream_samples(dataset: Any) -> Iterator[Any]:
         raise WorkloadError("The stream is empty: it ends without a sample. Check its path or filter.")
 
 
-def make_batch(
-    workload: "Workload", samples: Sequence[Any], indices: Sequence[Any], *, any_target: bool = False
-) -> Batch:
-    """Collate as the workload's loader does; `indices` are those of the samples. Raises WorkloadError."""
-    return collate_samples(
-        samples,
-        indices,
-        any_target=any_target or workload.own_loss,
-        any_structure=workload.own_batches,
-        collate=workload.loader.collate_fn,
-    )
+def collate_samples(samples: Sequence[Any], collate: Callable[[list[Any]], Any] | None = None) -> Batch:
+    """A batch, as a DataLoader with this collate function makes it. Raises WorkloadError."""
+    if collate not in (None, default_collate):
+        return _collated(collate, list(samples), f"{len(samples)} samples like {structure_text(samples[0])}")
+    try:
+        return default_collate(list(samples))
+    except Exception as error:
+        seen = " and ".join(structure_text(sample) for sample in samples[:2])
+        raise WorkloadError(
+            f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. PyTorch's default collate "
+            "function needs tensors or numbers, of the same type and shape in every sample: convert pictures with "
+            "torchvision.transforms.ToTensor(), and crop, resize or pad them in the dataset. Or give your own collate "
+            "function with --collate or --loader.",
+            user_traceback(error),
+        ) from error
 
 
-def ready_batch(workload: "Workload", drawn: Any, *, any_target: bool = False) -> Batch:
-    """What the loader makes of a batch that the dataset itself has made (``batch_size=None``)."""
-    collate = workload.loader.collate_fn
-    batch = drawn if collate is None else _own_collated(collate, drawn, "a batch", drawn)
-    _check_targets(batch, any_target=any_target or workload.own_loss, any_structure=workload.own_batches)
+def _collated(collate: Any, given: Any, what: str) -> Batch:
+    try:
+        return collate(given)
+    except Exception as error:
+        raise WorkloadError(
+            f"The collate function raised {last_line(error)}, given {what}.", user_traceback(error)
+        ) from error
+
+
+def make_batch(workload: "Workload", samples: Any, *, any_target: bool = False) -> Batch:
+    """What the workload's loader makes of these samples, or of what its dataset made (``batch_size=None``).
+
+    Raises WorkloadError where they do not make a batch, and for targets that cross entropy, the default loss, would
+    take for other classes, unless ``any_target`` will do.
+    """
+    loader = workload.loader
+    if not loader.batches_are_ready:
+        batch = collate_samples(samples, loader.collate_fn)
+    elif loader.collate_fn is None:
+        batch = samples
+    else:
+        batch = _collated(loader.collate_fn, samples, f"a batch like {structure_text(samples)}")
+    targets = batch[1] if is_pair(batch) else None
+    if any_target or workload.own_loss or workload.own_batches or not isinstance(targets, torch.Tensor):
+        return batch
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        found = structure_text(samples if loader.batches_are_ready else samples[0])
+        raise WorkloadError(
+            f"The dataset returns {found}. With cross entropy, the default loss, a target has to be a class index: an "
+            "integer, or a tensor of integers where the model predicts a class for each position. For other targets "
+            "give a loss function: --loss FILE.py:fn."
+        )
     return batch
 
 
-def find_places(
-    workload: "Workload", samples: Sequence[Any], indices: Sequence[Any], *, any_target: bool = False
-) -> tuple[Batch, Places]:
+def find_places(workload: "Workload", samples: Sequence[Any], *, any_target: bool = False) -> tuple[Batch, Places]:
     """A batch of two samples and where it keeps them, found beside one of three; of ready batches the first.
 
     Raises WorkloadError.
     """
-    dim = workload.spec.batch_dim
     if workload.loader.batches_are_ready:
-        batch = ready_batch(workload, samples[0], any_target=any_target)
-        if dim is not None:
-            check_dim(batch, dim)
-        return batch, places_of_ready(batch, dim)
-    chosen = [[at % len(samples) for at in range(num)] for num in (_FEWER, _MORE)]
+        batch = make_batch(workload, samples[0], any_target=any_target)
+        return batch, places_of_ready(batch)
     fewer, more = (
-        make_batch(workload, [samples[at] for at in each], [indices[at] for at in each], any_target=any_target)
-        for each in chosen
+        make_batch(workload, [samples[at % len(samples)] for at in range(num)], any_target=any_target)
+        for num in (_FEWER, _MORE)
     )
-    if dim is None:
-        return fewer, places_of(fewer, more, _FEWER, _MORE)
-    check_dim(fewer, dim)
-    found = places_of(fewer, more, _FEWER, _MORE, dim)
-    return fewer, found if found.count else places_of_ready(fewer, dim)
+    return fewer, places_of(fewer, more, _FEWER, _MORE)
 
 
 def small_batch(workload: "Workload") -> tuple[Batch, Places]:
@@ -128,119 +139,6 @@ def small_batch(workload: "Workload") -> tuple[Batch, Places]:
     loader = workload.loader
     if loader.is_iterable:
         samples = list(itertools.islice(stream_samples(loader.dataset), _MORE))
-        return find_places(workload, samples, range(len(samples)), any_target=True)
-    indices = workload.epoch.indices[:1]
-    samples = fetch_samples(loader.dataset, indices, one_by_one=loader.batches_are_ready)
-    return find_places(workload, samples, indices, any_target=True)
-
-
-def collate_samples(
-    samples: Sequence[Any],
-    indices: Sequence[Any],
-    *,
-    any_target: bool = False,
-    any_structure: bool = False,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> Batch:
-    """A batch. Raises WorkloadError where the samples do not make one; `indices` are theirs.
-
-    Of pairs (input, target) the targets are class indices, of any shape; with ``any_target`` whatever they are.
-    Mappings are taken as they are, and with ``any_structure`` everything. ``collate``: the user's own, which may make
-    any batch of any samples.
-    """
-    if collate is not None:
-        batch = _own_collated(collate, list(samples), f"{len(samples)} samples", samples[0])
-        _check_targets(batch, any_target=any_target, any_structure=any_structure)
-        return batch
-    for sample in samples:
-        if not (
-            any_structure or isinstance(sample, Mapping) or (isinstance(sample, (tuple, list)) and len(sample) == 2)
-        ):
-            raise WorkloadError(f"A sample of the dataset is {sample_text(sample)}. {_WANTED}")
-    try:
-        batch = default_collate(list(samples))
-    except Exception as error:
-        raise WorkloadError(_not_collated(samples, indices, error), user_traceback(error)) from error
-    if any_structure or any_target or isinstance(batch, Mapping):
-        return batch
-    inputs, targets = batch
-    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        raise WorkloadError(f"A sample of the dataset is {sample_text(samples[0])}. {_WANTED}")
-    _check_targets(batch, any_target=any_target, any_structure=any_structure, example=_part_text(samples[0][1]))
-    return inputs, targets.long()
-
-
-def _own_collated(collate: Callable[[Any], Any], given: Any, what: str, example: Any) -> Batch:
-    try:
-        return collate(given)
-    except Exception as error:
-        raise WorkloadError(
-            f"The collate function raised {last_line(error)}, given {what} like {sample_text(example)}.",
-            user_traceback(error),
-        ) from error
-
-
-def _check_targets(batch: Batch, *, any_target: bool, any_structure: bool, example: str | None = None) -> None:
-    """Raises WorkloadError for targets that cross entropy, the default loss, would take for other classes.
-
-    ``example``: the target of one sample, in words.
-    """
-    pair = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (None, None)
-    targets = pair[1]
-    if any_target or any_structure or not isinstance(targets, torch.Tensor):
-        return
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        found = f"The target of a sample is {example}" if example else f"A batch has targets {_part_text(targets)}"
-        raise WorkloadError(
-            f"{found}. With cross entropy, the default loss, a target has to be a class index: an integer, or a "
-            "tensor of integers where the model predicts a class for each position. For other targets give a loss "
-            "function: --loss FILE.py:fn."
-        )
-
-
-def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:
-    """Which part of the samples keeps them from being stacked, where, and what to do."""
-    cannot = "The samples cannot be collated into a batch"
-    is_pairs = all(isinstance(sample, (tuple, list)) and len(sample) == 2 for sample in samples)
-    for position, name in enumerate(("input", "target") if is_pairs else ()):
-        first, *others = (sample[position] for sample in samples)
-        found = f"dataset[{indices[0]}] has {_part_text(first)}"
-        for index, other in zip(indices[1:], others, strict=True):
-            if _kind(other) != _kind(first):
-                return (
-                    f"{cannot}, because the {name} differs from sample to sample: {found}, dataset[{index}] has "
-                    f"{_part_text(other)}. PyTorch's default collate function needs every {name} to have the same type "
-                    "and shape: crop, resize or pad them in the dataset, or give your own with --collate or --loader."
-                )
-        if not (hasattr(first, "shape") or isinstance(first, (int, float, list, tuple, dict))):
-            return (
-                f"{cannot}: the {name} of dataset[{indices[0]}] is {_part_text(first)}. It has to be a tensor or a "
-                "number: convert it in the dataset, pictures with torchvision.transforms.ToTensor()."
-            )
-    seen = " and ".join(sample_text(sample) for sample in samples[:2])
-    return f"{cannot}: {last_line(error)}. Found {seen}. Give your own collate function with --collate or --loader."
-
-
-def _kind(part: Any) -> Any:
-    """What default_collate needs to be the same in all samples. An integer and a float make a batch together."""
-    shape = getattr(part, "shape", None)
-    if shape is not None:
-        return tuple(shape)
-    return (type(part), len(part)) if isinstance(part, (list, tuple, dict)) else isinstance(part, (int, float))
-
-
-def sample_text(sample: Any) -> str:
-    """``(float32 tensor (3, 224, 224), int 7)``: what a sample looks like, for an error."""
-    if isinstance(sample, (tuple, list)):
-        return f"({', '.join(_part_text(part) for part in sample[:4])}{', …' if len(sample) > 4 else ''})"
-    return structure_text(sample) if isinstance(sample, Mapping) else _part_text(sample)
-
-
-def _part_text(part: Any) -> str:
-    if isinstance(part, torch.Tensor):
-        return f"{str(part.dtype).removeprefix('torch.')} tensor {tuple(part.shape)}"
-    shape = getattr(part, "shape", None)
-    if shape is not None:
-        return f"{type(part).__name__} {tuple(shape)}"
-    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(part))
-    return (text if text.startswith("<") else f"{type(part).__name__} {text}")[:60]
+    else:
+        samples = fetch_samples(loader.dataset, workload.epoch.indices[:1], one_by_one=loader.batches_are_ready)
+    return find_places(workload, samples, any_target=True)

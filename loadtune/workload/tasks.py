@@ -14,13 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import Precision
-from loadtune.records.footprint import StepOptimizer
-from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
+from loadtune.records.config import OptimizerName, Precision
+from loadtune.workload.batches import Batch, is_pair, own_structure, structure_text
 from loadtune.workload.user_code import call_named, last_line, user_traceback
-
-Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(model, inputs, targets) → loss."""
 
 ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) → scalar."""
@@ -30,8 +26,8 @@ MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
 Loss = Callable[[Any, Any], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar; or (model, batch) → scalar (`takes_model`)."""
 
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""The user's own: parameters → optimizer."""
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+"""The user's own: parameters → optimizer; or model → optimizer (`takes_model`)."""
 
 AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
     "fp32": None,
@@ -46,74 +42,64 @@ IGNORED_TARGET = -100
 
 # What torchvision's and Hugging Face's models call the logits where they return more than those.
 _LOGITS = ("logits", "out")
-_AUXILIARY = ("aux_logits", "aux_logits1", "aux_logits2", "aux")
-# Weight of the auxiliary heads in "Going Deeper with Convolutions"; speed does not depend on it.
-_AUXILIARY_WEIGHT = 0.3
 
 
-def own_loss_task(loss: Loss, name: str = "") -> Task:
-    """The user's loss as a task. Raises WorkloadError where it returns no scalar."""
-    sentence = (
-        f"{f'The loss function {name}'.rstrip()} raised {{}}. As fn(outputs, targets) it gets what the model returns "
-        "and the targets of a batch; a function whose arguments are called model and batch gets these"
+def loss_of_batches(loss: Loss | None, name: str = "") -> ComputeLoss:
+    """How a batch is trained on: by this loss of the user's own, else by cross entropy, or by the ``.loss`` of what the
+    model returns for a mapping. Raises WorkloadError where no scalar comes of it."""
+    raised = f"{f'The loss function {name}'.rstrip()} raised {{}}."
+    of_batch = (
+        f"{raised} As fn(model, batch) it gets each batch as the collate function returns it, moved to the device"
     )
-
-    def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        outputs = model(inputs)
-        return checked_scalar(call_named(sentence, loss, outputs, targets), "loss function")
-
-    return task
-
-
-def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
-    """A task of batches (inputs, targets). With ``any_structure`` a mapping is what the model is called with, and its
-    ``.loss`` counts."""
+    of_outputs = (
+        f"{raised} As fn(outputs, targets) it gets what the model returns and the targets of a batch; a function whose "
+        "arguments are called model and batch gets these"
+    )
+    takes_batch = loss is not None and takes_model(loss)
 
     def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
         batch = own_structure(batch)
+        if loss is not None and takes_batch:
+            return _checked_scalar(call_named(of_batch, loss, model, batch), "loss function")
         if is_pair(batch):
-            return task(model, *batch)
-        if any_structure and isinstance(batch, Mapping):
+            inputs, targets = batch
+            if loss is None:
+                return class_loss(model, inputs, targets)
+            return _checked_scalar(call_named(of_outputs, loss, model(inputs), targets), "loss function")
+        if loss is None and isinstance(batch, Mapping):
             return _loss_of_output(model(**batch), batch)
-        wanted = "a function `fn(model, batch) -> scalar`"
-        if any_structure:
-            raise WorkloadError(
-                f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give "
-                f"{wanted} that trains on it: --loss FILE.py:fn."
-            )
+        wanted = "or a mapping" if loss is None else "for a loss of (outputs, targets)"
         raise WorkloadError(
-            f"A loss of (outputs, targets) needs batches (inputs, targets), but a batch is {structure_text(batch)}. "
-            f"Give {wanted} instead: --loss FILE.py:fn."
+            f"A batch is {structure_text(batch)}. It has to be a pair (inputs, targets) {wanted}. For other batches "
+            "give a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
 
     return compute
 
 
-def takes_model(loss: Loss) -> bool:
-    """Whether a loss is called with (model, batch) instead of (outputs, targets): its arguments have these names."""
+def takes_model(function: Callable[..., Any]) -> bool:
+    """Whether a loss is called with (model, batch) instead of (outputs, targets), or an optimizer's function with the
+    model instead of its parameters: the arguments have these names."""
     try:
-        names = list(inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters)
+        names = list(inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters)
     except (TypeError, ValueError):  # a builtin has none
         return False
     return names[:1] == ["model"] or names[1:2] == ["batch"]
 
 
-def own_computation(loss: Loss, name: str = "") -> ComputeLoss:
-    """The user's loss of (model, batch). Raises WorkloadError where it returns no scalar."""
-    sentence = (
-        f"{f'The loss function {name}'.rstrip()} raised {{}}. As fn(model, batch) it gets each batch as the collate "
-        "function returns it, moved to the device"
-    )
-
-    def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return checked_scalar(call_named(sentence, loss, model, own_structure(batch)), "loss function")
-
-    return compute
-
-
-def is_pair(batch: Batch) -> bool:
-    """Whether it is (inputs, targets), as `Task` takes it; either may be any structure."""
-    return isinstance(batch, (tuple, list)) and len(batch) == 2
+def _checked_scalar(value: Any, name: str) -> torch.Tensor:
+    """The loss, if it is one number that gradients can come from. Raises WorkloadError."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        several = isinstance(value, torch.Tensor)
+        found = f"a tensor of shape {tuple(value.shape)}" if several else repr(value)[:60]
+        advice = "take its mean" if several else "return the loss tensor itself"
+        raise WorkloadError(f"The {name} returned {found}. It has to return a tensor with one number: {advice}.")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise WorkloadError(
+            f"The {name} returned a tensor without a gradient: it does not depend on the model's parameters. Compute "
+            "it from the model's output, without detach(), item() or no_grad()."
+        )
+    return value
 
 
 def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
@@ -124,7 +110,7 @@ def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
             "a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
             "`fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
-    return checked_scalar(loss, "model")
+    return _checked_scalar(loss, "model")
 
 
 def model_logits(output: Any) -> torch.Tensor:
@@ -165,17 +151,8 @@ def num_classes_of_output(output: Any, targets: torch.Tensor) -> int:
 
 
 def class_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy; auxiliary heads (GoogLeNet, Inception v3, segmentation) are added with their weight."""
-    output, targets = model(inputs), targets.long()
-    loss = _cross_entropy(model_logits(output), targets)
-    for name in _AUXILIARY:
-        auxiliary = _part(output, name)
-        if isinstance(auxiliary, torch.Tensor):
-            loss = loss + _AUXILIARY_WEIGHT * _cross_entropy(auxiliary, targets)
-    return loss
-
-
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the model's logits; auxiliary heads, as of Inception v3, do not count."""
+    logits, targets = model_logits(model(inputs)), targets.long()
     if class_dimension(logits, targets) == 1:
         return cross_entropy(logits, targets)
     return cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -192,7 +169,7 @@ _MOMENTUM = 0.9
 
 
 def make_optimizer(
-    choice: StepOptimizer | OptimizerFactory, model: nn.Module, *, fused: bool, scaled: bool = False
+    choice: OptimizerName | OptimizerFactory, model: nn.Module, *, fused: bool, scaled: bool = False
 ) -> torch.optim.Optimizer:
     """A fresh optimizer; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
 
@@ -203,24 +180,26 @@ def make_optimizer(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if callable(choice):
-        return _own_optimizer(choice, parameters)
+        return _own_optimizer(choice, model, parameters)
     implementation = True if fused else None
     if choice == "adamw":
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
-    momentum = 0.0 if choice == "sgd_plain" else _MOMENTUM
-    made = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=momentum, fused=implementation)
-    if fused and scaled and momentum:
+    made = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=implementation)
+    if fused and scaled:
         for parameter in parameters:
             made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return made
 
 
 def _own_optimizer(
-    factory: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter]
+    factory: Callable[[Any], Any], model: nn.Module, parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    wanted = "It is called with the list of trainable parameters and has to return a torch.optim.Optimizer."
+    wanted = (
+        "It is called with the list of trainable parameters, or with the model if its argument is called model, and "
+        "has to return a torch.optim.Optimizer."
+    )
     try:
-        made = factory(parameters)
+        made = factory(model if takes_model(factory) else parameters)
     except Exception as error:
         raise WorkloadError(
             f"The optimizer function raised {last_line(error)}. {wanted}", user_traceback(error)

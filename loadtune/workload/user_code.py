@@ -1,14 +1,23 @@
-"""An exception out of the user's code, as text for its author: our own frames cut out, the sample's index found again.
+"""The user's code: functions and objects found by import path and called, and its exceptions as text for its author.
 
-Works on live exceptions and on the text that a DataLoader worker sends instead of one. Needs no torch.
+Importing executes the user's code. Exceptions are live ones, or the text that a DataLoader worker sends instead of one:
+our own frames are cut out, the sample's index is found again. Needs no torch.
 """
 
+import difflib
+import importlib
 import multiprocessing
+import operator
+import os
 import re
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from loadtune.errors import WorkloadError
+from loadtune.records.config import is_import_path
 
 T = TypeVar("T")
 
@@ -95,12 +104,6 @@ def last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__
 
 
-def all_lines(error: BaseException) -> str:
-    """``RuntimeError: all that it said``, on one line: for errors of libraries that put the cause last."""
-    text = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _with_notes(error: BaseException) -> str:
     return "\n".join([*getattr(error, "__notes__", ()), str(error)])
 
@@ -108,3 +111,123 @@ def _with_notes(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     # A KeyError shows the repr of its argument; the worker's text is the argument itself.
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
+# Found by name
+
+
+def made_by(path: str, option: str, kind: type | tuple[type, ...] = ()) -> Any:
+    """What this class or function returns, called without arguments; or the object itself, where it is of this kind or
+    cannot be called. Raises WorkloadError."""
+    found = find(path, option)
+    return found if isinstance(found, kind) or not callable(found) else call(found, path, option)
+
+
+def call(factory: Callable[[], Any], name: str, option: str) -> Any:
+    """Call the factory without arguments. Raises WorkloadError if it raises."""
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
+        raise WorkloadError(
+            f"The {option} {name} could not be made: the factory raised {last_line(error)}. It is called without "
+            f"arguments and has to return the {option}. Call it in Python to see the same error.",
+            user_traceback(error),
+        ) from error
+
+
+def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) -> WorkloadError:
+    """The error for a name that a registry does not hold, with the nearest ones it does."""
+    if name.endswith(".py"):
+        return WorkloadError(
+            f"The {option} {name!r} is a file. Add the name of a function or class in it: {name}:NAME."
+        )
+    return WorkloadError(
+        f"The {option} {name!r} is not in {registry}.{_hint(name, allowed)} Give a name from there, or the import path "
+        f"of a class or function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
+    )
+
+
+def _hint(name: str, allowed: Iterable[str]) -> str:
+    names = {candidate.lower(): candidate for candidate in allowed}
+    near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def module_of(path: str) -> str:
+    """Name of the module that an import path names: ``job`` of ``code/job.py:fn``."""
+    name = path.rpartition(":")[0]
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def find_function(path: str, option: str) -> Callable[..., Any]:
+    """The function or class that an import path names. Raises WorkloadError."""
+    found = find(path, option)
+    if not callable(found):
+        raise WorkloadError(f"The {option} {path} is a {type(found).__name__}. It has to be a function or class.")
+    return found  # type: ignore[no-any-return]  # callable() is all that can be known of it
+
+
+def find(path: str, option: str) -> Any:
+    """What an import path names. Raises WorkloadError."""
+    if not is_import_path(path):
+        raise WorkloadError(
+            f"The {option} {path!r} is not an import path. Write `pkg.mod:name` or `FILE.py:name`: a module, a colon, "
+            "and a class or function in it."
+        )
+    name, _, attribute = path.rpartition(":")
+    module = _import_file(name, path, option) if name.endswith(".py") else _import(name, path, option)
+    try:
+        return operator.attrgetter(attribute)(module)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise WorkloadError(
+            f"The {option} {path} was not found: the module {module_of(path)} has no {attribute!r}."
+            f"{_hint(attribute, public)}"
+        ) from None
+
+
+def _import_file(name: str, path: str, option: str) -> Any:
+    """The module of this file, by its name: workers that are spawned import it by that name, too."""
+    file = Path(os.path.abspath(Path(name).expanduser()))
+    if not file.is_file():
+        raise WorkloadError(f"The {option} {path} was not found: there is no file {file}. Correct the path.")
+    module = _import(file.stem, path, option, first=str(file.parent))
+    found = getattr(module, "__file__", None)
+    if found is None or not (os.path.exists(found) and os.path.samefile(found, file)):
+        raise WorkloadError(
+            f"The {option} {path} cannot be imported: another module is called {file.stem!r}, "
+            f"{found or 'without a file'}. Rename the file."
+        )
+    return module
+
+
+def _import(module_name: str, path: str, option: str, *, first: str | None = None) -> Any:
+    """``first``: the folder that comes before all others in ``sys.path`` from now on."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a script beside the user is importable however Python was started
+    if first is not None:
+        sys.path[:] = [first, *(other for other in sys.path if other != first)]
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise WorkloadError(
+                f"The {option} {path} was not found: there is no module {error.name!r} in {folder} or among "
+                "the installed packages. Run loadtune in the folder that holds it, install it, or add it to PYTHONPATH."
+            ) from None
+        raise _import_failed(error, path, option) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(error, path, option) from error
+
+
+def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
+    advice = f"Correct the module: `python -c 'import {module_of(path)}'` shows the same error."
+    if isinstance(error, SystemExit):  # argparse has said why in the log, not here
+        advice = (
+            "Its module is imported without arguments on the command line. Put what belongs to a script, such as "
+            'parse_args() and the training, under `if __name__ == "__main__":`.'
+        )
+    return WorkloadError(
+        f"The {option} {path} could not be imported: {last_line(error)}. {advice}", user_traceback(error)
+    )

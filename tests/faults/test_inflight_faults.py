@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = {
     "other_worker_is_killed": "3 workers failed",
     "other_worker_hangs": "3 workers failed",
+    "starting_worker_is_killed": "3 workers failed",
     "other_worker_fills_shm": "3 workers failed",
     "first_worker_cannot_use_cuda": "3 workers failed",
     "worker_reads_other_samples": "other samples than the training process",

@@ -8,7 +8,7 @@ import pytest
 LEAVES_AS_ITS_WORKERS_DIE = """
 import os, signal, sys, time
 from pathlib import Path
-from loadtune.training.lifeline import leave, watch_lifeline
+from loadtune.training.__main__ import leave, watch_lifeline
 
 def told(*_):
     raise RuntimeError("a worker was killed")  # as the DataLoader's handler does

@@ -12,25 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from loadtune.records.interval import Interval, around
 from loadtune.records.result import TuningResult
 from loadtune.report.machine import banner
 from loadtune.report.store import as_json, load_result
-from loadtune.report.tables import best_and_baseline
+from loadtune.report.tables import banner_text, best_and_baseline
 from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.text import banner_text
 
 HERE = Path(__file__).parent
 KEPT = load_result(HERE / "result.json")
 """A made-up run in which everything a report can show is present."""
-
-
-def by_energy() -> TuningResult:
-    """The same run, looking for samples per joule."""
-    assert KEPT.best is not None
-    efficiency, gain = around(7.4, 0.01), Interval(value=1.5, low=1.45, high=1.55)
-    config = replace(KEPT.config, objective="samples-per-joule")
-    return replace(KEPT, config=config, best=replace(KEPT.best, samples_per_joule=efficiency, efficiency_gain=gain))
 
 
 def compiled() -> TuningResult:
@@ -68,7 +58,7 @@ def test_the_kept_result_reads_as_it_did(name: str) -> None:
 
 def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> None:
     """What 0.1.0 kept of the machine, and no more: the rest is not known, and the report says what it said."""
-    first = {"seconds", "gpu_utilization_fraction", "gpu_memory_used_bytes", "gpu_power_w"}
+    first = {"seconds", "gpu_utilization_fraction"}
     first |= {"cpu_utilization_fraction", "training_cpu_cores", "training_rss_bytes"}
     older = json.loads((HERE / "result.json").read_text(encoding="utf-8"))
     for measured in (*older["trials"], *older["finalists"]):
@@ -97,7 +87,6 @@ NO_WINNER = replace(KEPT, best=None, best_at_your_batch=None, finalists=())
         pytest.param(replace(NO_WINNER, cut_short="interrupted by Ctrl-C"), id="cut-short-without-winner"),
         pytest.param(NO_WINNER, id="no-winner"),
         pytest.param(replace(NO_WINNER, trials=(), bottleneck=None), id="no-trial"),
-        pytest.param(by_energy(), id="samples-per-joule"),
         pytest.param(compiled(), id="most-code"),
     ],
 )

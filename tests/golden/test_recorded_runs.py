@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtune import load_result
-from loadtune.final.statistics import finalists
-from loadtune.final.winner import Verdict
+from loadtune.final.winner import Verdict, finalists
 from loadtune.report.terminal_answer import terminal_answer
 
 ROOT = Path(__file__).parents[2]

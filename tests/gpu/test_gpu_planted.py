@@ -1,14 +1,68 @@
 """Planted causes are named on a real GPU: a slow loader, a slow worker, a slow step, a slow copy, slow pinning."""
 
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from planted import Plant, judged
 
-from loadtune.host import choose_device, read_host
-from loadtune.records.config import LoaderConfig
+from loadtune.bottleneck import bottleneck
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.measurement import ComputePoint, Measurement
+from loadtune.records.result import Bottleneck, Finalist
+from loadtune.run import Run
+from loadtune.search.search import job_of
+from loadtune.search.segment import timed
+from loadtune.training import TrainingClient
 
 pytestmark = pytest.mark.gpu
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What is slow, and in which configuration it shows."""
+
+    dataset: str
+    model: str
+    loader: LoaderConfig
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The trial, and what was made of it."""
+
+    run: Measurement
+    bottleneck: Bottleneck
+
+
+def judged(plant: Plant, device: Device, folder: Path) -> Judged:
+    """Time the planted configuration, one with half of its workers, and the step without a loader."""
+    spec = WorkloadSpec(dataset=f"planted_workloads:{plant.dataset}", model=f"planted_workloads:{plant.model}")
+    config = TrialConfig(loader=plant.loader, recipe=Recipe())
+    half = replace(config, loader=replace(plant.loader, num_workers=plant.loader.num_workers // 2))
+    host, clock = read_host(), MonotonicClock()
+    with ExitStack() as open_:
+        open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
+        sensor = open_.enter_context(Sampler(device, lambda: training.pid, host.num_usable_cores))
+        run = Run(TuneConfig(workload=spec), host, device, "0", clock, training, sensor, folder, read_host)
+        facts = training.describe()
+        point = training.time_compute(config.recipe, config.batch_size, 1.0)
+        assert isinstance(point, ComputePoint), point
+        measured = list[tuple[TrialConfig, Measurement]]()
+        for each in (half, config):
+            outcome = timed(run, each)
+            assert isinstance(outcome, Measurement), outcome
+            measured.append((each, outcome))
+        job = job_of(facts, host, device, {"fp32": config.recipe}, [point])
+        num_workers = (0, half.loader.num_workers, config.loader.num_workers)
+        return Judged(outcome, bottleneck(job, measured, Finalist(config=config, runs=(outcome,)), num_workers))
+
 
 FOUR = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
 PINNED = LoaderConfig(batch_size=64, num_workers=8, pin_memory=True)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from cli_rig import Command
-from forms_rig import KEPT
+from page_rig import GOLDEN as KEPT
 from training_rig import spec_of, trial
 from typer.testing import CliRunner
 

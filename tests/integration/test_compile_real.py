@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._dynamo.utils import counters
 from training_rig import Windows, training_on, trial
 
 from loadtune.records.config import Recipe
@@ -22,9 +23,10 @@ SIZES = (2, 4)
 
 
 @pytest.fixture(scope="module")
-def temporary() -> Iterator[Path]:
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where this module's training makes its temporary files; with a path that is short enough for a worker's
     socket."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders lie where they always do
     with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -97,6 +99,7 @@ def test_a_compiler_that_is_switched_off_is_told(
     tmp_path: Path, in_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.compile", lambda module, **options: module)  # as TORCH_COMPILE_DISABLE has it
+    counters.clear()  # of tests that compile in this process
     with training_on(tmp_path) as client:
         failure = client.time_compute(COMPILED, 8, 0.05)
         assert isinstance(failure, TrialFailure)

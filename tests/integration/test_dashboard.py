@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from browser_rig import CHROMIUM, Browser
 from cli_rig import Command
 from study_rig import begun_study, trial
 
@@ -81,22 +80,6 @@ def test_it_ends_when_it_is_asked_to_and_leaves_nothing(study, served, number, c
     command.signal(number)
     ended = command.end()
     assert (ended.code, ended.stderr, ended.left_behind) == (code, "", [])
-
-
-@needs_extra
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_a_browser_draws_it_without_asking_anybody_else(served, tmp_path):
-    url = served[1]
-    (tmp_path / "browser").mkdir()
-    browser = Browser(tmp_path / "browser")
-    try:
-        browser.call("Page.navigate", url=f"{url}/studies/1")
-        browser.until("document.body?.textContent.includes('Infeasible')")
-        assert {address.split("/")[2] for address in browser.requests if address.startswith("http")} == {
-            url.split("/")[2]
-        }
-    finally:
-        browser.end()
 
 
 @needs_extra

@@ -23,14 +23,13 @@ from torch.utils.data import DataLoader
 from training_rig import CPU, Windows
 from training_workloads import has_trial
 
-from loadtune import TuneConfig, load_result
+from loadtune import load_result
 from loadtune.cli import app
 from loadtune.cli_options import settings
 from loadtune.options import TABLE, with_settings
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.records.memory import BatchTry
-from loadtune.step_memory import Wanted, step_report
 from loadtune.training import TrainingClient
 from loadtune.workload.tasks import takes_model
 
@@ -145,19 +144,6 @@ def test_the_training_process_trains_it(script: Path, request, monkeypatch, tmp_
     assert isinstance(timed, TrainingRun)
     assert all(window.num_samples == window.num_steps * loader.batch_size for window in timed.windows)
     assert ("stream" if facts.dataset_length is None else "rows") == ("stream" if script.stem == "shards" else "rows")
-
-
-SHAPES_SUFFICE = [script for script in by_command() if script.stem not in ("detection", "gan")]
-"""The forward pass of a detection model depends on values; a training step of one's own shows no model."""
-
-
-@pytest.mark.parametrize("script", SHAPES_SUFFICE, ids=lambda script: script.stem)
-def test_its_memory_is_estimated(script: Path, monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
-    spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
-    few, many = (step_report(spec, Wanted(precision="fp32", batch_size=size), None).account for size in (4, 64))
-    assert many.num_parameters == few.num_parameters > 0
-    assert few.peak_bytes < many.peak_bytes
 
 
 def test_it_is_tuned(tmp_path: Path) -> None:

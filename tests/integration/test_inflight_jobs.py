@@ -16,9 +16,9 @@ import torch.utils.data.dataloader as torchs
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import loadtune
-from loadtune.inflight import account, gates, hook, iterator, learnt, tuner
+from loadtune.inflight import account, gates, hook, iterator, tuner
 from loadtune.inflight.account import Account
-from loadtune.inflight.options import TEST_VARIABLE, Options
+from loadtune.inflight.environment import TEST_VARIABLE, Options
 
 GIVEN = SimpleNamespace(steps=64, sample=0.0007, step=0.001)
 
@@ -246,7 +246,7 @@ def test_what_an_earlier_run_found(earlier, max_workers, begins, tuned, monkeypa
         file.parent.mkdir()
         file.write_text('{"schema_version": 1, "loaders": [')
     else:
-        learnt.write(file, earlier("Samples at here"))
+        account.write_learnt(file, earlier("Samples at here"))
     monkeypatch.setattr(iterator, "_known", {})
     assert [indices.tolist() for _, indices in loader()] == [list(range(8 * i, 8 * i + 8)) for i in range(16)]
     found = account.accounts()[1]
@@ -262,9 +262,9 @@ def test_what_is_found_is_kept_only_where_a_folder_is_named(tuned, monkeypatch, 
     made = tuner.Shared.tuners[0]
     assert made.learnt_file is None
     monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path))
-    file = learnt.file_of(made.account, None, 8)
+    file = account.learnt_file(made.account, None, 8)
     assert file.parent == tmp_path
-    assert file != learnt.file_of(made.account, None, 9)
+    assert file != account.learnt_file(made.account, None, 9)
 
 
 def test_a_loader_of_ours_and_its_numbers(tuned):

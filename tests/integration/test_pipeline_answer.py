@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import loadtune
+from loadtune.checking import check_baseline
 from loadtune.cli import app
 from loadtune.ending import exit_code
 from loadtune.errors import ResultError
@@ -116,7 +117,7 @@ def warns_where_it_is_used(folder: Path, once: TuningResult) -> None:
         with pytest.warns(UserWarning, match="is not confirmed: it was measured once") as caught:
             use()
         assert [each.filename for each in caught if "not confirmed" in str(each.message)] == [__file__]
-    assert "Measured once, without an interval" in loadtune.export(once, "python")
+    assert "Measured, but not confirmed, by loadtune" in loadtune.export(once, "python")
     told = CliRunner().invoke(app, ["export", str(folder), "--format", "env"])
     assert told.exit_code == 0
     assert told.stdout.startswith("LOADTUNE_BATCH_SIZE=64\n")
@@ -242,7 +243,7 @@ def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
     for hand_out in (
         loadtune.best_loader_kwargs,
         loadtune.best_recipe,
-        lambda path: loadtune.check_baseline(load_result(path)),
+        lambda path: check_baseline(load_result(path)),
         *(lambda path, form=form: loadtune.export(load_result(path), form) for form in FORMS),
     ):
         with pytest.raises(ResultError, match="no confirmed winner"):

@@ -6,10 +6,10 @@ import pytest
 from pipeline_rig import killed, tune_fake
 
 from loadtune.errors import TrainingError, WorkloadError
-from loadtune.records.config import Fixed, Recipe, TuneConfig, WorkloadSpec
+from loadtune.records.config import Fixed, Recipe, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
-from loadtune.report.export import recipe_code
-from loadtune.run_file import read_run
+from loadtune.report.export import step_code
+from loadtune.run import read_run
 from loadtune.testing import FakeTraining, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -35,7 +35,7 @@ def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
     assert any(finalist.config == result.yours for finalist in result.finalists)
     assert result.best.config.recipe.compile
     assert not any("torch.compile runs" in note for note in result.notes)
-    assert "torch.compile(model, dynamic=False)" in recipe_code(result.best.config, WorkloadSpec())
+    assert "torch.compile(model, dynamic=False)" in step_code(result, result.best.config)
 
 
 def test_the_default_time_budget_is_not_spent_on_compiling(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,11 @@ from pipeline_rig import ALL_TRIALS, Killed, killed, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
-from loadtune.records.config import TuneConfig, YourSettings
+from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.report.store import load_result
-from loadtune.run_file import RUN_FILE, read_run
+from loadtune.run import RUN_FILE, read_run
 from loadtune.testing import FakeSensor, FakeTraining
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -207,18 +206,6 @@ def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_wa
     assert {"origin", "feasible"} <= set(stored[0].user_attrs)
     proposed = [trial.user_attrs for trial in stored if trial.user_attrs["origin"] == "search"]
     assert all(attrs["predicted_low"] < attrs["predicted"] < attrs["predicted_high"] for attrs in proposed)
-
-
-def test_a_study_that_was_damaged_is_written_anew(tmp_path: Path) -> None:
-    """With the baseline, whose workers end with each epoch, as those of no other configuration of the space do."""
-    config = TuneConfig(num_trials=2, yours=YourSettings(num_workers=4))
-    first = tune_fake(FakeTraining(), tmp_path, config)
-    (tmp_path / "study.db").write_bytes(b"garbage")
-    result = resumed(tmp_path, replace(config, num_trials=3))
-    stored = study_of(tmp_path).trials
-    assert [trial.number for trial in stored] == [trial.number for trial in result.trials]
-    assert result.trials[:2] == first.trials
-    assert all("pin_memory" in trial.params for trial in stored)
 
 
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The memory stage within the whole story: what bounds the batch, and what changes between the probe and the study."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from pipeline_rig import Killed, resumed, tune_fake
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
-from loadtune.records.facts import Device, HostFacts
+from loadtune.records.facts import Device
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport, MemoryCeiling
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.run_file import read_run
+from loadtune.run import read_run
 from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeTraining, Surface, fake_facts, fake_host
 
@@ -31,70 +30,16 @@ ONE_PRECISION = Surface(
 """Where only the probe matters."""
 
 
-class Watching:
-    """Another process that takes memory of the GPU when a stage begins."""
-
-    def __init__(self, taken_bytes: int, at: str) -> None:
-        self.stage, self._taken_bytes, self._at, self._taken = "", taken_bytes, at, False
-
-    def listen(self, progress: Progress) -> None:
-        self.stage = progress.stage
-        self._taken |= self.stage == self._at
-
-    def host_now(self) -> HostFacts:
-        (gpu,) = HOST.gpus
-        left = gpu.free_bytes - (self._taken_bytes if self._taken else 0)
-        return replace(HOST, gpus=(replace(gpu, free_bytes=left),))
-
-
 def bench_with(surface: Surface = ONE_PRECISION, **facts: Any) -> FakeTraining:
     return FakeTraining(surface, facts=replace(fake_facts(surface), **facts))
 
 
-def tune(
-    training: FakeTraining, folder: Path, config: TuneConfig | None = None, other: Watching | None = None, **rig: Any
-) -> TuningResult:
-    listen: Callable[[Progress], None] | None = None if other is None else other.listen
-    host_now = None if other is None else other.host_now
-    return tune_fake(training, folder, config, listen, device=GPU, host_now=host_now, **rig)
+def tune(training: FakeTraining, folder: Path, config: TuneConfig | None = None, **rig: Any) -> TuningResult:
+    return tune_fake(training, folder, config, device=GPU, **rig)
 
 
 def trained(result: TuningResult) -> set[int]:
     return {trial.config.batch_size for trial in result.trials}
-
-
-def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_path: Path) -> None:
-    taken = 6 * GIB
-    result = tune(bench_with(), tmp_path, other=Watching(taken, "study"))
-    (ceiling,) = result.ceilings
-    assert ceiling.bytes_per_sample is not None
-    left = ceiling.safe_batch_size - taken / ceiling.bytes_per_sample
-    assert trained(result)
-    assert max(trained(result)) <= left < max(result.batch_sizes)
-    assert sum("taken 6.00 GiB of the GPU's memory" in note for note in result.notes) == 1
-
-
-def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation_if_it_is_more_than_a_little(
-    tmp_path: Path,
-) -> None:
-    for name, taken in (("much", 6 * GIB), ("little", 64 << 20)):
-        (tmp_path / name).mkdir()
-        result = tune(bench_with(), tmp_path / name, other=Watching(taken, "confirm"))
-        notes = [note for note in result.notes if "since memory was probed" in note]
-        assert ["may run out of memory in the confirmation" in note for note in notes] == [True] * (name == "much")
-
-
-@pytest.mark.parametrize(("samples_taken", "is_tried"), [(2, True), (5, False)])
-def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
-    tmp_path: Path, samples_taken: int, is_tried: bool
-) -> None:
-    own = ONE_PRECISION.largest_batch("fp32") - 4
-    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=own))
-    taken = int(samples_taken * ONE_PRECISION.bytes_per_sample["fp32"])
-    result = tune(bench_with(), tmp_path, config, Watching(taken, "study"))
-    assert any("since memory was probed" in note for note in result.notes)
-    assert result.ceilings[0].safe_batch_size < own
-    assert (own in trained(result)) is is_tried
 
 
 @pytest.mark.parametrize(("ram_samples", "bound"), [(100, 50), (0, 2)])
@@ -105,21 +50,6 @@ def test_ram_that_holds_less_than_the_device_is_the_limit_but_the_smallest_batch
     result = tune(bench_with(min_batch_size=2), tmp_path, host=host)
     assert [(c.batch_size, c.limit) for c in result.ceilings] == [(bound, "host_memory")]
     assert max(trained(result), default=0) <= bound
-
-
-def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp_path: Path) -> None:
-    """64 · 127 + 1 samples: one is over at the ceiling of 127, and at every power of two up to 64."""
-    training = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
-    training.fail = lambda config: planted if 128 % config.batch_size else None
-    planted = TrialFailure(kind="crash", phase="training", message="planted")
-    result = tune(training, tmp_path, TuneConfig(num_trials=3, max_batch_size=127, probe="all"))
-    winner = result.best.config.batch_size
-    assert winner < 127 == result.ceilings[0].batch_size
-    over = [note for note in result.notes if "has 1 of the" in note]
-    assert len(over) == 2
-    assert "batch size 127 " in over[0]
-    assert f"batch size {winner} " in over[1]
-    assert all("at least 2" in note and "drop_last=True" in note for note in over)
 
 
 MEMORY = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
@@ -205,14 +135,6 @@ def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_th
     assert "train" not in told
 
 
-def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
-    training = Listing(HALF)
-    result = tune_fake(training, tmp_path, TuneConfig(num_trials=3, probe="all"), device=GPU)
-    assert all(ceiling.verified for ceiling in result.ceilings)
-    assert training.probes() == training.first_probes()
-    assert "verify" not in result.stage_seconds
-
-
 def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> None:
     """Only the largest batches keep this GPU busy; an evaluation fails from 70% of the memory on."""
     surface = replace(HALF, compute_per_s={"fp32": 23_000.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6)
@@ -222,7 +144,6 @@ def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> Non
     assert max(trained(result)) > ceiling.batch_size >= ceiling.safe_batch_size
     assert max(finalist.config.batch_size for finalist in result.finalists) == ceiling.safe_batch_size
     assert result.best.config.batch_size == ceiling.safe_batch_size
-    assert any(f"had a batch size above {ceiling.safe_batch_size}," in note for note in result.notes)
 
 
 def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search_and_tried(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None
 def test_a_resumed_run_reads_its_remedies_back_and_tries_none_again_however_little_time_it_has(tmp_path: Path) -> None:
     before = tune_fake(training(remedy_gains=TWO), tmp_path, replace(ALL, time_budget_s=150.0))
     assert found(before).config is not None
+    assert before.seconds <= 150.0
     assert load_result(tmp_path).remedies == before.remedies
     again = training(seed=1)
     after = resumed(tmp_path, replace(ALL, time_budget_s=1.0), training=again)
@@ -97,7 +98,7 @@ def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(
     assert tried["batched_fetch"].base.remedies == ("uint8_transfer",), "the next is tried on top"
     contestant = next(each for each in result.finalists if each.config.remedies)
     assert together.config == contestant.config
-    assert together.samples_per_s == contestant.scored("samples-per-s")
+    assert together.samples_per_s == contestant.throughput
     assert together.gain.value == pytest.approx(1.3 * 1.1, rel=0.1)
     assert 1.2 < together.gain.low < 1.43
 
@@ -168,13 +169,6 @@ def test_the_end_of_the_time_budget_while_remedies_are_examined_is_a_note(tmp_pa
     assert result.cut_short is None
     assert any("changes of the code" in note for note in result.notes)
     assert not any("report page was not written" in note for note in result.notes)
-
-
-def test_remedies_take_no_more_time_than_the_budget(tmp_path: Path) -> None:
-    tried = training()
-    result = tune_fake(tried, tmp_path, TuneConfig(time_budget_s=170.0, remedies="all", num_trials=3))
-    assert found(result).config is not None
-    assert result.seconds <= 170.0
 
 
 def test_a_remedy_is_tried_with_the_precision_that_is_best_with_it(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import pytest
 from pipeline_rig import ALL_TRIALS, Killed, kill_at, killed, resumed, tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.measurement import TrialFailure
+from loadtune.records.config import TuneConfig
 from loadtune.records.telemetry import Progress
-from loadtune.run_file import RUN_FILE, newest_run, read_run
+from loadtune.run import RUN_FILE, newest_run, read_run
 from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -39,18 +38,6 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     ]
 
 
-def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> None:
-    """Plain fp32 at the user's batch is the fastest here, and --precision leaves it out of the search."""
-    surface = Surface(compute_per_s={"fp32": 9000.0, "bf16": 1000.0}, sample_s=1 / 3000)
-    config = TuneConfig(precisions=("bf16",), num_trials=2)
-    finished = tune_fake(FakeTraining(surface), tmp_path, config)
-    assert max(finished.compute_points, key=lambda point: point.samples_per_s).recipe == Recipe()
-    result = resumed(tmp_path, replace(config, num_trials=4), FakeTraining(surface, seed=1))
-    assert len(result.trials) > len(finished.trials)
-    assert {trial.config.precision for trial in result.trials} == {"bf16"}
-    assert result.best is not None
-
-
 @pytest.mark.parametrize("stage", ["calibrate", "study"])
 def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tmp_path: Path, stage: str) -> None:
     def listen(progress: Progress) -> None:
@@ -68,21 +55,6 @@ def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tm
     assert result.best is not None
 
 
-def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: Path) -> None:
-    planted = TrialFailure(kind="shm", phase="training", message="planted")
-    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=64, num_workers=4))
-
-    def fail(config: TrialConfig) -> TrialFailure | None:
-        return planted if config.loader.num_workers == 4 and config.batch_size == 64 else None
-
-    first = tune_fake(FakeTraining(fail=fail), tmp_path, config)
-    (own,) = (trial.config for trial in first.trials if trial.origin == "yours")
-    again = resumed(tmp_path, config, FakeTraining(fail=fail, seed=1))
-    assert [trial.failure for trial in again.trials if trial.config == own] == [planted, planted]
-    last = resumed(tmp_path, config, FakeTraining(seed=2))
-    assert [trial.failure for trial in last.trials if trial.config == own] == [planted, planted]
-
-
 @pytest.fixture(scope="module")
 def cut_in_the_confirmation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose search was ended by its time, and that was killed in its confirmation."""
@@ -92,14 +64,12 @@ def cut_in_the_confirmation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("more", "reopen"),
-    [({"num_trials": PATIENT.num_trials + 3}, False), ({"time_budget_s": 300.0}, False), ({}, True)],
-    ids=["more trials", "more time", "as many trials again"],
+    "more", [{"num_trials": PATIENT.num_trials + 3}, {"time_budget_s": 300.0}], ids=["more trials", "more time"]
 )
 def test_a_confirmation_goes_on_and_a_search_that_had_ended_only_where_more_is_asked_for(
-    tmp_path: Path, cut_in_the_confirmation: Path, more: dict, reopen: bool
+    tmp_path: Path, cut_in_the_confirmation: Path, more: dict
 ) -> None:
-    """`--resume --trials 3` after 11 of 14 asks for 14 again. A confirmation is made anew after newer trials."""
+    """A confirmation is made anew after newer trials."""
     shutil.copytree(cut_in_the_confirmation, tmp_path, dirs_exist_ok=True)
     before = read_run(tmp_path)
     assert len(before.trials) < PATIENT.num_trials
@@ -110,7 +80,7 @@ def test_a_confirmation_goes_on_and_a_search_that_had_ended_only_where_more_is_a
     runs = [run for finalist in finished.finalists for run in finalist.runs]
     assert all(line.measurement in runs for line in before.confirmed)
     config = replace(PATIENT, **more)
-    extended = resumed(tmp_path, config, FakeTraining(seed=2), reopen=reopen)
+    extended = resumed(tmp_path, config, FakeTraining(seed=2))
     assert len(extended.trials) > len(finished.trials)
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
@@ -128,19 +98,6 @@ def test_what_was_measured_and_said_is_not_asked_for_again_nor_lost_with_a_small
     assert {f.config: f.runs for f in hurried.finalists} == {f.config: f.runs for f in finished.finalists}
 
 
-def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path) -> None:
-    config = TuneConfig(time_budget_s=10.0)
-    said = [
-        [
-            note
-            for note in run(training=FakeTraining(), folder=tmp_path, config=config).notes
-            if "search ended after" in note
-        ]
-        for run in (tune_fake, resumed)
-    ]
-    assert said[0] == said[1] != []
-
-
 def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Path) -> None:
     """Where samples wait, how many workers are worth a trial depends on the time budget and on what a sample took."""
     waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
@@ -152,17 +109,6 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
     result = resumed(tmp_path, shorter, training=FakeTraining(facts=waits, seed=1))
     assert len(result.trials) >= 3
     assert {trial.config.loader.num_workers for trial in result.trials} <= {0, *before}
-
-
-def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tmp_path: Path) -> None:
-    values = {"batch_size": 256, "precision": "fp16", "num_workers": 8}
-    config = TuneConfig(num_trials=5, fix=tuple(Fixed(name=name, value=value) for name, value in values.items()))
-    finished = tune_fake(FakeTraining(), tmp_path, config)
-    assert {trial.config.loader.pin_memory for trial in finished.trials} == {False, True}
-    training = FakeTraining(seed=1)
-    again = resumed(tmp_path, replace(config, num_trials=30), training)
-    assert training.requests == []
-    assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
 
 
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from pipeline_rig import ALL_TRIALS, GPU, Impatient, finished, resumed, tune_fak
 from loadtune import tuner
 from loadtune.errors import LoadtuneError, ResultError, UsageError, WorkloadError
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
-from loadtune.records.facts import CodePart, Device, WorkloadFacts
-from loadtune.records.measurement import FailureKind, TrialFailure
+from loadtune.records.facts import CodePart, WorkloadFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.store import RESULT_FILE, load_result
-from loadtune.run_file import newest_run, read_run
+from loadtune.run import read_run
 from loadtune.seams import Listener
 from loadtune.testing import GIB, FakeTraining, fake_host
 
@@ -56,16 +55,16 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     finished(tmp_path)
     before, known = answer(tmp_path), len(read_run(tmp_path).trials)
     if stage == "start":
-        cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
+        cut = resumed(tmp_path, MORE, Impatient())
     else:
-        cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at(stage))
+        cut = resumed(tmp_path, MORE, listener=interrupt_at(stage))
     assert cut.cut_short == "interrupted by Ctrl-C"
     assert cut.best is None
     assert stands(cut)
     assert answer(tmp_path) == before
     assert (len(read_run(tmp_path).trials) > known) == (stage != "start")
     assert any("run.json has what was measured since" in note for note in cut.notes) == (stage != "start")
-    result = resumed(tmp_path, MORE, FakeTraining(seed=2), reopen=stage == "start")
+    result = resumed(tmp_path, MORE, FakeTraining(seed=2))
     assert result.best is not None
     assert not stands(result)
     assert load_result(tmp_path) == result
@@ -79,35 +78,11 @@ def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
 
     whole = finished(tmp_path)
     monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
-    cut = resumed(tmp_path, MORE, reopen=True)
+    cut = resumed(tmp_path, MORE)
     assert cut.cut_short is not None
     assert cut.best is not None
     assert cut.best != whole.best
     assert "The confirmation was complete before that." in (page_view(cut).warning or "")
-    assert not stands(cut)
-    assert load_result(tmp_path) == cut
-
-
-@pytest.mark.parametrize("kind", ["shm", "user_error"])
-def test_an_answer_stands_where_nothing_runs_any_more(tmp_path: Path, kind: FailureKind) -> None:
-    finished(tmp_path)
-    before = answer(tmp_path)
-    training = FakeTraining(fail=lambda config: TrialFailure(kind=kind, phase="training", message="sample 7 is broken"))
-    if kind == "user_error":
-        with pytest.raises(WorkloadError, match="sample 7"):
-            resumed(tmp_path, MORE, training, reopen=True)
-    else:
-        result = resumed(tmp_path, MORE, training, reopen=True)
-        assert result.cut_short is None
-        assert result.best is None
-        assert stands(result)
-    assert answer(tmp_path) == before
-
-
-def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path) -> None:
-    finished(tmp_path)
-    (tmp_path / RESULT_FILE).write_text("{")
-    cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("study"))
     assert not stands(cut)
     assert load_result(tmp_path) == cut
 
@@ -135,14 +110,6 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
         tune_fake(FakeTraining(), tmp_path, config)
     assert read_run(tmp_path).compute_points
     assert not (tmp_path / RESULT_FILE).exists()
-
-
-def test_a_run_is_named_by_its_result_as_well(tmp_path: Path) -> None:
-    run = tmp_path / "lab" / "run"
-    finished(run)
-    assert newest_run(run / RESULT_FILE) == newest_run(tmp_path) == run
-    with pytest.raises(ResultError, match="holds no run to resume"):
-        newest_run(tmp_path / RESULT_FILE)
 
 
 CONFIG = TuneConfig(num_trials=1, seed=0, workload=WorkloadSpec(seed=0))
@@ -205,20 +172,13 @@ def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> Non
     training = {"machine": FakeTraining(), "workload": other, "no workload": Broken()}[what]
     host = replace(fake_host(), torch="9.9") if what == "machine" else fake_host()
     with pytest.raises(LoadtuneError):
-        resumed(tmp_path, more, training, host=host, reopen=True)
+        resumed(tmp_path, more, training, host=host)
     assert files(tmp_path) == before
     assert resumed(tmp_path, ALL_TRIALS).trials == whole.trials
 
 
-def test_another_version_and_where_no_gpu_tells_hosts_apart_another_host_are_noted_and_stay_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, cpu = TuneConfig(num_trials=1, precisions=("fp32",)), Device(kind="cpu", name="Fake CPU")
-    monkeypatch.setattr("loadtune.tuner.__version__", "0.0.1")
-    tune_fake(FakeTraining(), tmp_path, config, device=cpu)
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path)
     monkeypatch.setattr("loadtune.tuner.__version__", "0.0.2")
-    here = replace(fake_host(), hostname="pod-2", driver="590.1")  # a driver is no matter of a CPU's
-    for _ in range(2):
-        notes = resumed(tmp_path, config, device=cpu, host=here).notes
-        assert any("on fake and continued on pod-2" in note for note in notes)
-        assert any("loadtune 0.0.1 and continued with 0.0.2" in note for note in notes)
+    with pytest.raises(ResultError, match=r"loadtune was .* and is '0\.0\.2'"):
+        resumed(tmp_path)

@@ -1,17 +1,15 @@
 """What is searched, what is not, and when the search is over; over a fake training."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import finished, tune_fake
+from pipeline_rig import tune_fake
 
-from loadtune.errors import ResultError, UsageError
+from loadtune.errors import UsageError
 from loadtune.records.config import (
     Fixed,
-    LoaderConfig,
-    OptionalDimension,
     Recipe,
     TrialConfig,
     TuneConfig,
@@ -19,9 +17,7 @@ from loadtune.records.config import (
 )
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrialFailure
-from loadtune.records.result import TuningResult, Winner
-from loadtune.records.telemetry import Progress
-from loadtune.report.store import write_result
+from loadtune.run import read_run
 from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -31,6 +27,9 @@ FIXED = (
     Fixed(name="batch_size", value=200),
     Fixed(name="memory_format", value="contiguous"),
 )
+
+
+FORMAT = TuneConfig(fix=(Fixed(name="memory_format", value="channels_last"),))
 
 
 def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_sear
         ),
         (TuneConfig(fix=(Fixed(name="pin_memory", value=True),)), "cpu", (3, 8, 8), "without a GPU"),
         (TuneConfig(max_gpu_memory_bytes=1 << 34), "cpu", (3, 8, 8), "--max-gpu-memory is for a GPU"),
-        (TuneConfig(tune=("memory_format",)), "cuda", (8,), "a sample of this dataset is 8. .*memory_format"),
+        (FORMAT, "cuda", (8,), "a sample of this dataset is 8."),
         (TuneConfig(fix=(Fixed(name="precision", value="fp16"),)), "cuda", (8,), "fp16 is not available"),
     ],
 )
@@ -73,35 +72,6 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, config: TuneConfig, device: 
     training = FakeTraining(surface, facts=replace(fake_facts(surface), input_shape=shape))
     with pytest.raises(UsageError, match=told):
         tune_fake(training, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
-
-
-def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes_also_in_a_resumed_run(tmp_path: Path) -> None:
-    loader = LoaderConfig(batch_size=300, num_workers=48, pin_memory=True)
-    theirs = TrialConfig(loader=loader, recipe=Recipe(precision="bf16"))
-    winner = Winner(config=theirs, samples_per_s=9000.0, half_width_fraction=None)
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    path = write_result(replace(finished(tmp_path), best=winner), folder)
-    config = TuneConfig(warm_start=str(path), num_trials=3, yours=YourSettings(batch_size=64))
-
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "study":
-            raise KeyboardInterrupt
-
-    assert tune_fake(FakeTraining(), folder, config, interrupt).trials == ()
-    path.unlink()
-    result = tune_fake(FakeTraining(), folder, config, resume=True)
-    (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
-    assert warm.number == 1
-    assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
-    assert warm.config.precision == "bf16"
-    assert result.best is not None
-
-
-def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:
-    write_result(replace(finished(tmp_path), best=None), tmp_path)
-    with pytest.raises(ResultError, match=r"--warm-start is .*confirmed no configuration"):
-        tune_fake(FakeTraining(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
 
 
 def fp16_batch(config: TrialConfig) -> int:
@@ -115,14 +85,14 @@ def in_flight(config: TrialConfig) -> int:
 @pytest.mark.parametrize(
     ("kind", "size", "most", "config"),
     [
-        ("oom", fp16_batch, 63, TuneConfig(tune=("memory_format",), precisions=("fp16",), num_trials=20)),
+        ("oom", fp16_batch, 63, TuneConfig(precisions=("fp16",), num_trials=20)),
         ("shm", in_flight, 1500, TuneConfig(num_trials=20)),
     ],
 )
 def test_memory_that_ran_out_in_a_trial_bounds_what_is_tried_then(
     tmp_path: Path, kind: FailureKind, size: Callable[[TrialConfig], int], most: int, config: TuneConfig
 ) -> None:
-    """The probe saw these sizes train; with a loader beside them they do not, in neither memory format."""
+    """The probe saw these sizes train; with a loader beside them they do not."""
     planted = TrialFailure(kind=kind, phase="training", message="planted")
     result = tune_fake(FakeTraining(fail=lambda config: planted if size(config) > most else None), tmp_path, config)
     failed = [size(trial.config) for trial in result.trials if trial.failure]
@@ -176,7 +146,7 @@ def waiting(surface: Surface, **facts: object) -> FakeTraining:
 def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
     training = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
     result = tune_fake(training, tmp_path, host=fake_host(num_gpus=0), device=CPU)
-    assert max(result.batch_sizes) <= 100
+    assert max(read_run(tmp_path).batch_sizes) <= 100
     assert any("an epoch would have fewer than 10 steps" in note for note in result.notes)
 
 
@@ -188,41 +158,10 @@ def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_th
     assert all(trial.measurement is not None for trial in result.trials)
 
 
-TUNED: tuple[OptionalDimension, ...] = ("prefetch_factor", "memory_format", "in_order", "persistent_workers")
-
-
-def notes(result: TuningResult, name: str) -> list[str]:
-    return [note for note in result.notes if note.startswith(f"--tune {name}: ")]
-
-
-def settings(config: TrialConfig) -> dict[str, object]:
-    return {**asdict(config.loader), **asdict(config.recipe)}
-
-
-def test_each_tuned_dimension_is_tried_by_itself_in_the_time_there_is_by_default(tmp_path: Path) -> None:
-    result = tune_fake(FakeTraining(), tmp_path, TuneConfig(tune=TUNED, max_batch_size=256))
-    tried = [settings(config) for config in [trial.config for trial in result.trials]]
-    changed = [
-        {name for name in one if one[name] != other[name]} for at, one in enumerate(tried) for other in tried[:at]
-    ]
-    assert all({name} in changed for name in TUNED)
-    assert not any(notes(result, name) for name in TUNED)
-    assert result.best.config.recipe.memory_format == "channels_last"
-
-
-def test_what_was_not_tried_in_time_is_told_and_what_was_is_not_and_a_resumed_run_says_so_too(tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "confirm":
-            raise KeyboardInterrupt
-
-    config = TuneConfig(tune=TUNED)
-    first = tune_fake(FakeTraining(prepare_s=25.0), tmp_path, config, interrupt)
-    again = tune_fake(FakeTraining(prepare_s=25.0), tmp_path, config, resume=True)
-    ends = "only one value was tried, because the time ended. Raise --time-budget to try others."
-    tried = [trial.config for trial in again.trials if trial.config.loader.num_workers]
-    untried = {name for name in TUNED if len({settings(each)[name] for each in tried}) < 2}
-    assert untried
-    assert len(untried) < len(TUNED)
-    for result in (first, again):
-        assert {name: notes(result, name) for name in untried} == {name: [f"--tune {name}: {ends}"] for name in untried}
-        assert not any(notes(result, name) for name in set(TUNED) - untried)
+def test_prefetch_factors_are_tried_at_the_end_in_the_time_there_is_by_default(tmp_path: Path) -> None:
+    result = tune_fake(FakeTraining(), tmp_path, TuneConfig(tune=("prefetch_factor",), max_batch_size=256))
+    tried = [trial.config.loader for trial in result.trials]
+    changed = [each for each in tried if each.prefetch_factor != 2]
+    assert changed
+    assert tried[-len(changed) :] == changed
+    assert all(replace(each, prefetch_factor=2) in tried for each in changed)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune.errors import ResultError
-from loadtune.run_file import read_run
+from loadtune.run import read_run
 
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
 SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--max-workers", "2", "--out", "kept")
@@ -24,7 +24,7 @@ HELD = (
     "cpu",
 )
 LONG = ("--time-budget", "300", "--max-batch-size", "16", "--max-workers", "2", "--precision", "fp32")
-RUN_FILES = ["training.log", "report.html", "result.json", "run.json", "study.db"]
+RUN_FILES = ["report.html", "result.json", "run.json", "study.db", "training.log"]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,9 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
     assert cores
     assert min(cores) > 0
     assert all(telemetry.timeline for _, telemetry in runs)
-    told = [max((each.num_workers for each in telemetry.memory), default=0) for _, telemetry in runs]
-    assert all(seen <= config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True))
-    with_workers = [seen == config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True) if seen]
-    assert not any(config.loader.num_workers for config, _ in runs) or any(with_workers)
+    assert all(config.loader.num_workers for config, telemetry in runs if telemetry.workers_cpu_cores is not None)
+    with_workers = [telemetry for config, telemetry in runs if config.loader.num_workers]
+    assert not with_workers or any(telemetry.workers_cpu_cores is not None for telemetry in with_workers)
 
 
 @pytest.mark.parametrize("keep_batch_size", [False, True])
@@ -104,25 +103,6 @@ def test_a_dataloader_takes_the_answer(run_folder, keep_batch_size):
     inputs, targets = next(batches)
     assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)
     assert len(targets) == kwargs["batch_size"]
-
-
-@pytest.mark.parametrize("read", [loadtune.load_result, loadtune.best_loader_kwargs])
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), ["newer", "99", "Update loadtune"]),
-        (lambda text: text[: len(text) // 2], ["damaged", "run `loadtune run` again"]),
-        (lambda text: "", ["damaged", "run `loadtune run` again"]),
-        (lambda text: text.replace('"batch_size"', '"batch"'), ["batch_size", "unchanged result.json"]),
-    ],
-    ids=["newer", "half", "empty", "renamed"],
-)
-def test_a_spoilt_result_is_told(run_folder, tmp_path, read, spoil, words):
-    spoilt = tmp_path / "result.json"
-    spoilt.write_text(spoil((run_folder / "result.json").read_text()))
-    with pytest.raises(ResultError) as raised:
-        read(tmp_path)
-    assert all(word in str(raised.value) for word in [str(spoilt), *words]), str(raised.value)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +160,18 @@ def test_it_is_resumed_and_measures_nothing_again(killed):
     (folder,) = (home / "cwd" / "kept").glob("*/*")
     before = read_run(folder)
     (home / "cwd" / "hold").unlink()
-    resumed = Command(home, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "50", "--json")
+    resumed = Command(
+        home,
+        "run",
+        "--resume",
+        "--out",
+        "kept",
+        "--trials",
+        str(len(before.trials) + 1),
+        "--time-budget",
+        "50",
+        "--json",
+    )
     try:
         ended = resumed.end()
     finally:
@@ -203,5 +194,5 @@ def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):
     finally:
         command.kill()
     assert ended.code == 2, ended.stderr
-    assert "The time budget of 5.0 s ended before the workload was built" in ended.stderr
+    assert "The time budget of 5.0 s ended before anything was measured" in ended.stderr
     assert ended.left_behind == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import loadtune
-from loadtune.footprint.trace import run_traced, trace_text
+from loadtune.footprint.trace import run_traced
 
 SCRIPT = """\
 import sys
@@ -45,9 +45,9 @@ def _unloaded() -> None:
 
 def test_a_training_script_is_traced_as_main_with_its_arguments(script: Path) -> None:
     argv, path, main = sys.argv[:], sys.path[:], sys.modules["__main__"]
-    trace = run_traced(script, ["4"])
+    trace = loadtune.trace_memory()
+    run_traced(script, ["4"], trace)
     assert (sys.argv, sys.path, sys.modules["__main__"]) == (argv, path, main)
-    assert (trace.error, trace.exit_code) == (None, 0)
     by_source = {line.source: line for line in reversed(trace.lines)}
     assert {tensor.kind for tensor in by_source["loss.backward()"].appeared} == {"gradient"}
     assert "optimizer state" in {tensor.kind for tensor in by_source["optimizer.step()"].appeared}
@@ -56,45 +56,35 @@ def test_a_training_script_is_traced_as_main_with_its_arguments(script: Path) ->
     assert {tensor.kind for tensor in model.appeared} == {"Parameter"}
     assert trace.peak is not None
     assert trace.peak.source == "loss.backward()"
-    assert "train.py:8  loss.backward()" in trace_text(trace).splitlines()[-1]
+    assert "train.py:8  loss.backward()" in trace.text().splitlines()[-1]
 
 
-def test_only_the_script_itself(script: Path) -> None:
-    trace = run_traced(script, ["2"], only=script)
-    assert {line.file for line in trace.lines if line.file} == {str(script)}
-
-
-def test_an_exception_is_told_with_the_users_traceback_alone(script: Path) -> None:
-    trace = run_traced(script, ["many"])
-    assert trace.exit_code == 1
-    assert trace.error is not None
-    assert trace.error.startswith(f'Traceback (most recent call last):\n  File "{script}", line 15')
-    assert "ValueError: invalid literal" in trace.error
-    assert any(line.source.startswith("model =") for line in trace.lines)
-
-
-@pytest.mark.parametrize(
-    ("ending", "told"),
-    [("sys.exit(3)", (None, 3)), ("sys.exit()", (None, 0)), ("sys.exit('no')", ("no", 1)), ("1 +", ("invalid", 1))],
-)
-def test_how_a_script_ends(tmp_path: Path, ending: str, told: tuple[str | None, int]) -> None:
-    path = tmp_path / "ends.py"
-    path.write_text(f"import sys\n{ending}\n")
-    trace = run_traced(path, [])
-    assert trace.exit_code == told[1]
-    assert (told[0] or "") in (trace.error or "")
+def memory(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "loadtune", "memory", "--trace", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_no_such_script(tmp_path: Path) -> None:
-    with pytest.raises(loadtune.UsageError, match="no such script"):
-        run_traced(tmp_path / "nothing.py", [])
+    ended = memory(str(tmp_path / "nothing.py"))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "no such script" in ended.stderr
 
 
-def test_the_command_shows_the_scripts_lines_and_ends_as_the_script_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [
+        ("sys.exit(int(sys.argv[1]))", 3, ""),
+        ("sys.exit('no')", 1, "no"),
+        ("raise ValueError('no')", 1, "ValueError: no"),
+    ],
+)
+def test_the_command_shows_the_scripts_lines_and_ends_as_the_script_does(
+    tmp_path: Path, ending: str, code: int, told: str
+) -> None:
     script = tmp_path / "mine.py"
-    script.write_text("import sys\nimport torch\n\nkept = torch.zeros(1024)\nsys.exit(int(sys.argv[1]))\n")
-    command = [sys.executable, "-m", "loadtune", "memory", "--trace", str(script), "--", "3"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 3
+    script.write_text(f"import sys\nimport torch\n\nkept = torch.zeros(1024)\n{ending}\n")
+    ended = memory(str(script), "--", "3")
+    assert ended.returncode == code
+    assert told in ended.stderr
     assert "kept = torch.zeros(1024)" in ended.stdout
     assert "4.00 KiB" in ended.stdout

@@ -10,8 +10,8 @@ from test_stream_as_torch import JOB, WHOLE, Rows, jobs_with, made_loader, seen_
 from torch.utils.data import DataLoader
 
 from loadtune.inflight.account import Account
+from loadtune.inflight.environment import Options
 from loadtune.inflight.iterator import begun_by
-from loadtune.inflight.options import Options
 from loadtune.inflight.tuner import Tuner
 
 
@@ -38,7 +38,11 @@ def both_see(job):
         object.__setattr__(loader, "dataset", Steady(job["bad"]))
         account = Account(name="", own_workers=job["num_workers"], num_workers=job["num_workers"])
         if tuned:
-            switches = [dict(zip(("epoch", "batch", "num_workers"), each, strict=True)) for each in job["switches"]]
+            fewest = min(1, job["num_workers"])  # a loader with workers never goes on without
+            switches = [
+                {"epoch": epoch, "batch": batch, "num_workers": max(fewest, number)}
+                for epoch, batch, number in job["switches"]
+            ]
             replayed = Account(name="", own_workers=0, num_workers=0, switches=sorted(switches, key=str))
             tuner = Tuner(account, loader, Options(), replayed)
             loader._get_iterator = lambda loader=loader, tuner=tuner: begun_by(tuner, loader)

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from loadtune.stream import torch_private
 from loadtune.stream.switching import SwitchingLoader
 
 LENGTH = 60
@@ -139,10 +138,13 @@ JOBS = jobs_with(st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 12)
 
 def both_see(job):
     """What the loop sees with switches, and without."""
-    in_process = job["num_workers"] == 0
-    if in_process:
-        # Loading in the training process draws from its random numbers; workers do not, so the two must differ.
-        job = job | {"switches": {at: to | {"num_workers": 0} for at, to in job["switches"].items()}}
+    # Loading in the training process draws from its random numbers, and workers do not: none becomes the other.
+    fewest, most = (0, 0) if job["num_workers"] == 0 else (1, 3)
+    switches = {
+        at: to | ({"num_workers": min(most, max(fewest, to["num_workers"]))} if "num_workers" in to else {})
+        for at, to in job["switches"].items()
+    }
+    job = job | {"switches": switches}
     if job["order"] == "lists" and job["bad"]:
         job = job | {"bad": ()}
     plain, generator = made_loader(job)
@@ -162,7 +164,7 @@ JOB = {
 
 @FEW
 @given(JOBS)
-@example(JOB | {"order": "counted", "switches": {(0, 1): {"num_workers": 0}}})
+@example(JOB | {"order": "counted", "switches": {(0, 1): {"num_workers": 1}}})
 @example(JOB | {"generator": True, "epochs": [1, WHOLE], "switches": {(0, 0): {"num_workers": 1}}})
 @example(JOB | {"persistent": True, "switches": {}})
 @example(JOB | {"switches": {}})
@@ -173,7 +175,7 @@ def test_a_loop_sees_what_it_would_see_without_switches(job):
 
 @pytest.mark.parametrize(("method", "num_epochs"), [("forkserver", 2), ("spawn", 1)])
 def test_other_start_methods(method, num_epochs):
-    switches = {(0, 3): {"num_workers": 2}, (1, 2): {"num_workers": 0}}
+    switches = {(0, 3): {"num_workers": 2}, (1, 2): {"num_workers": 1}}
     job = JOB | {"num_workers": 1, "method": method, "persistent": num_epochs > 1, "generator": True}
     job |= {"switches": switches, "epochs": [WHOLE] * num_epochs}
     seen, expected = both_see(job)
@@ -203,7 +205,12 @@ def test_any_change_of_workers_delivers_each_sample_once(num_workers, drop_last,
     seen, batches, step = [], iter(loader), 0
     while True:
         if step in switches:
-            loader.switch(**switches[step])
+            change = switches[step]
+            if num_workers and change.get("num_workers") == 0:
+                with pytest.raises(ValueError, match="has workers"):
+                    loader.switch(**change)
+            else:
+                loader.switch(**change)
         batch = next(batches, None)
         if batch is None:
             break
@@ -218,8 +225,3 @@ def test_any_change_of_workers_delivers_each_sample_once(num_workers, drop_last,
         assert seen == sorted(seen)
     assert loader.counters.num_samples == len(seen)
     assert loader.withdrawn == []
-
-
-def test_everything_private_that_is_used_is_there():
-    loader = DataLoader(Plain(), num_workers=1)
-    assert torch_private.missing(loader, iter(loader)) == []

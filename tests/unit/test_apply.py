@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
 from loadtune import UsageError
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
 from loadtune.workload import LoaderParts
@@ -108,7 +108,6 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
         worker_init_fn=started,
         multiprocessing_context="spawn",
         generator=generator,
-        pin_memory_device="cuda",
     )
     tuned = won(settings(2, batch_size=5)).apply(loader)
     assert (tuned.batch_size, tuned.num_workers, tuned.prefetch_factor) == (5, 2, 3)
@@ -118,17 +117,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
     assert (tuned.collate_fn, tuned.worker_init_fn) == (collate, started)
     assert (tuned.drop_last, tuned.timeout, tuned.generator) == (True, 7, generator)
     assert tuned.multiprocessing_context.get_start_method() == "spawn"
-    assert tuned.pin_memory_device == "cuda"
     assert (loader.batch_size, loader.num_workers) == (8, 1)
-
-
-def test_the_batch_size_of_the_run_can_be_kept() -> None:
-    result = won(settings(0))
-    assert result.best is not None
-    at_yours = dataclasses.replace(result.best, config=TrialConfig(loader=settings(0, 8), recipe=Recipe()))
-    both = dataclasses.replace(result, best_at_your_batch=at_yours)
-    tuned = both.apply(DataLoader(Numbers(), 8), keep_batch_size=True)
-    assert tuned.batch_size == 8
 
 
 class Counting(DataLoader[int]):

@@ -10,7 +10,7 @@ from loadtune.records.facts import Device
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, Window, WorkerShare
 from loadtune.records.result import Bottleneck, Finalist, Trial
-from loadtune.search.throughput import job_of
+from loadtune.search.search import job_of
 from loadtune.testing import Surface, fake_facts, fake_host
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")

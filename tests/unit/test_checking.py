@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from forms_rig import KEPT
+from page_rig import GOLDEN as KEPT
 
 from loadtune.checking import MIN_RUNS, answer_of, outcome_of
 from loadtune.errors import ResultError

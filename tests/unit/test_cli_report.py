@@ -45,20 +45,18 @@ def test_out_is_the_only_file_that_is_written(runs: list[Path]) -> None:
     assert "2026-11-20 09:00 UTC" in Path("here.html").read_text(encoding="utf-8")
 
 
-def test_several_folders_make_a_board(runs: list[Path]) -> None:
-    assert report(*runs, "--out", "board.html").exit_code == 0
-    assert pages() == [Path("board.html")]
-    assert Path("board.html").read_text(encoding="utf-8").count("<tr data-outcome=") == 2
-
-
-def test_a_board_of_one_folder_when_asked_for(runs: list[Path]) -> None:
-    assert report("loadtune-results", "--board", "--out", "board.html").exit_code == 0
-    assert Path("board.html").read_text(encoding="utf-8").count("<tr data-outcome=") == 2
-
-
-def test_a_board_counts_a_result_once(runs: list[Path]) -> None:
-    ended = report("loadtune-results", runs[0])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("{0}", "{1}"), id="several"),
+        pytest.param(("loadtune-results", "--board"), id="one, when asked for"),
+        pytest.param(("loadtune-results", "{0}"), id="a result counts once"),
+    ],
+)
+def test_a_board_has_a_row_for_each_result(runs: list[Path], words: tuple[str, ...]) -> None:
+    ended = report(*(word.format(*runs) for word in words))
     assert Path(ended.stdout.strip()).read_text(encoding="utf-8").count("<tr data-outcome=") == 2
+    assert len(pages()) == 1
 
 
 @pytest.mark.parametrize(

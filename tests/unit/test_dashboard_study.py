@@ -9,7 +9,7 @@ from study_rig import begun_study, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
-from loadtune.dashboard import open_study, study_file
+from loadtune.dashboard import open_study
 from loadtune.errors import ResultError
 
 
@@ -25,14 +25,6 @@ def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:
         shown.set_study_user_attr(1, "mine", 1)
 
 
-def test_a_path_with_marks_of_urls_is_a_path(tmp_path: Path) -> None:
-    folder = tmp_path / "what? 50% #1 {ü}"
-    folder.mkdir()
-    begun_study(folder)
-    assert [path.name for path in folder.iterdir()] == ["study.db"]
-    assert len(open_study(folder / "study.db").get_all_trials(1)) == 3
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"", "no such table"), (b"no study, but text\n" * 500, "not a database")],
@@ -44,25 +36,15 @@ def test_a_damaged_file_is_told_with_what_to_do(tmp_path: Path, content: bytes, 
         open_study(file)
 
 
-def test_a_file_a_run_a_workload_or_all_of_them(tmp_path: Path) -> None:
-    newer, older = (tmp_path / "a-b" / name / "study.db" for name in ("2026-11-20T10-00-00Z", "2026-11-20T09-00-00Z"))
-    for file in (newer, older):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    assert study_file(older) == study_file(older.parent) == older
-    assert study_file(older.parent.parent) == study_file(tmp_path) == newer
-
-
-def test_without_a_study_it_says_where_one_comes_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_study", "said"), [(False, "no study.db"), (True, "pip install '.[live]'")], ids=["no study", "no extra"]
+)
+def test_where_it_cannot_be_shown_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_study: bool, said: str
+) -> None:
+    if has_study:
+        begun_study(tmp_path)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     ended = CliRunner().invoke(app, ["report", "--live", str(tmp_path)])
     assert ended.exit_code == 2
-    assert "no study.db" in ended.stderr
-    assert "loadtune run" in ended.stderr
-
-
-def test_without_the_extra_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun_study(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    ended = CliRunner().invoke(app, ["report", "--live", str(tmp_path)])
-    assert ended.exit_code == 2
-    assert "pip install '.[live]'" in ended.stderr
+    assert said in ended.stderr

@@ -2,9 +2,9 @@
 
 import pytest
 
+from loadtune.final.doubts import data_source
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.telemetry import Telemetry
-from loadtune.trends import data_source
 
 MB = 1e6
 

@@ -39,7 +39,7 @@ def test_trials_that_hung_are_told_and_no_larger_budget_is_advised() -> None:
 
 
 def test_a_larger_budget_is_advised_where_building_took_the_time() -> None:
-    assert "The workload took 12 s to build. Give a larger --time-budget" in ending(OutOfTimeError("", phase="first"))
+    assert "The start took 12 s; importing" in ending(OutOfTimeError("", phase="first"))
 
 
 @pytest.mark.parametrize("end", [STUCK, OutOfTimeError("", phase="build")])

@@ -44,11 +44,6 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(loadtune)
 
 
-def test_every_error_is_public() -> None:
-    raised = {name for name, value in vars(loadtune.errors).items() if isinstance(value, type)}
-    assert raised <= set(loadtune.__all__)
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tunes'"):
         _ = loadtune.tunes  # type: ignore[attr-defined]

@@ -8,16 +8,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
+from loadtune import Job, UsageError, tune
 from loadtune.errors import WorkloadError
-from loadtune.objects import refuse_missing, with_objects
-from loadtune.records.config import Fixed
+from loadtune.objects import pack_job
+from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.telemetry import Progress
 from loadtune.training import TrainingClient
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
 LOADER: "DataLoader[object]" = DataLoader(DATASET, batch_size=4)
+MODEL_AND_DATA = Job(loader="a:b", model="resnet18")
 
 
 class Parts:
@@ -36,7 +37,7 @@ def packed(monkeypatch):
 
 
 def taken(spec=None, **parts):
-    return with_objects(TuneConfig(workload=spec or WorkloadSpec()), Job(**parts))
+    return pack_job(spec or WorkloadSpec(), Job(**parts))
 
 
 def compute_loss(model, batch):
@@ -52,20 +53,19 @@ def make_optimizer(parameters):
 
 
 def test_the_record_keeps_labels_and_which_parts_were_objects():
-    config, objects = taken(dataset=DATASET, model=lambda: MODEL, loss=nn.MSELoss())
-    assert (config.workload.dataset, config.workload.model) == ("TensorDataset", "<lambda>")
-    assert config.workload.objects == ("dataset", "model", "loss")
+    spec, objects = taken(dataset=DATASET, model=lambda: MODEL, loss=nn.MSELoss())
+    assert (spec.dataset, spec.model) == ("TensorDataset", "<lambda>")
+    assert spec.objects == ("dataset", "model", "loss")
     assert objects is not None
-    config, _ = taken(WorkloadSpec(model="resnet18"), dataset=DATASET)
-    assert (config.workload.model, config.workload.objects) == ("resnet18", ("dataset",))
+    spec, _ = taken(WorkloadSpec(model="resnet18"), dataset=DATASET)
+    assert (spec.model, spec.objects) == ("resnet18", ("dataset",))
 
 
 def test_a_live_loader_is_taken_apart_and_a_function_is_not(packed):
-    config, objects = taken(loader=LOADER, model=MODEL, loss=compute_loss, optimizer=make_optimizer)
+    spec, objects = taken(loader=LOADER, model=MODEL, loss=compute_loss, optimizer=make_optimizer)
     assert objects == "packed"
     assert isinstance(packed[0].loader, LoaderParts)
     assert packed[0].loader.dataset is DATASET
-    spec = config.workload
     assert (spec.loader, spec.loss, spec.optimizer) == ("DataLoader", "compute_loss", "make_optimizer")
     assert spec.title == "DataLoader + Linear"
     assert spec.named_optimizer is None
@@ -82,7 +82,7 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
     found = []
     monkeypatch.setattr("loadtune.tuner.tune_config", lambda config, *_, **how: found.append(config))
     tune(dataset="CIFAR10", model="resnet18", batch_size=8, precision="bf16", time_budget_s=60, fix={"num_workers": 2})
-    tune(config=TuneConfig(num_trials=3), precisions=["fp32"], seed=4)
+    tune(MODEL_AND_DATA, num_trials=3, precisions=["fp32"], seed=4)
     tune(Job(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4, precision="bf16"))
     assert found == [
         TuneConfig(
@@ -91,7 +91,9 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
             time_budget_s=60,
             fix=(Fixed(name="num_workers", value=2),),
         ),
-        TuneConfig(workload=WorkloadSpec(seed=4), num_trials=3, precisions=("fp32",), seed=4),
+        TuneConfig(
+            workload=WorkloadSpec(loader="a:b", model="resnet18", seed=4), num_trials=3, precisions=("fp32",), seed=4
+        ),
         TuneConfig(
             workload=WorkloadSpec(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4),
             yours=YourSettings(precision="bf16"),
@@ -102,7 +104,7 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"bach_size": 8}, "no argument bach_size. Did you mean batch_size"),
+        ({"bach_size": 8}, "no argument bach_size. It takes loader, dataset,"),
         ({"time_budget_s": -1}, "time_budget_s is -1"),
         ({"time_budget_s": "60"}, "time_budget_s is '60'; it must be a number of seconds"),
         ({"pin_memory": "no"}, "pin_memory is 'no'; it must be True or False"),
@@ -113,7 +115,6 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
             "step is given together with precisions",
         ),
         ({"loss": "mse"}, "loss is 'mse'; it must be an import path"),
-        ({"config": 3}, "config is a int; it must be a loadtune.TuneConfig"),
         ({"resume": True}, "resume is True without a folder"),
     ],
 )
@@ -133,60 +134,17 @@ def test_messages_name_the_keywords(wrong, words, tmp_path):
         ({"dataset": DATASET, "loss": nn.MSELoss()}, "no model"),
     ],
 )
-def test_without_a_config_data_and_a_model_are_needed(parts, words):
+def test_data_and_a_model_are_needed(parts, words):
     with pytest.raises(UsageError, match=words):
         tune(**parts)
 
 
 @pytest.mark.parametrize(
-    ("parts", "spec", "words"),
-    [
-        ({"loader": LOADER}, WorkloadSpec(), "no model"),
-        ({"loader": LOADER}, WorkloadSpec(accumulate=2), "no model"),
-        ({"model": MODEL}, WorkloadSpec(), "no data"),
-        ({"model": MODEL}, WorkloadSpec(model="resnet18"), "no data"),
-        ({"optimizer": make_optimizer}, WorkloadSpec(dataset="CIFAR10"), "no model"),
-    ],
-)
-def test_defaults_of_a_config_do_not_complete_a_job_of_objects(parts, spec, words):
-    with pytest.raises(UsageError, match=words):
-        tune(**parts, config=TuneConfig(device="cpu", workload=spec))
-
-
-@pytest.mark.parametrize(
-    ("parts", "spec"),
-    [
-        ({"loader": LOADER}, WorkloadSpec(model="resnet18")),
-        ({"model": MODEL}, WorkloadSpec(dataset="CIFAR10")),
-        ({"model": MODEL}, WorkloadSpec(loader="job.py:make_loader")),
-        ({"dataset": DATASET}, WorkloadSpec(step="job.py:make_step")),
-        ({"loader": LOADER, "step": make_step}, WorkloadSpec()),
-    ],
-)
-def test_names_that_were_chosen_complete_it(parts, spec):
-    assert refuse_missing(Job(**parts), spec, needed=False) is None  # and raises nothing
-
-
-def test_the_config_is_checked_beside_the_objects(packed):
-    config = TuneConfig(yours=YourSettings(precision="bf16"))
-    with pytest.raises(UsageError, match="step is given together with precision"):
-        tune(LOADER, step=make_step, config=config)
-
-
-@pytest.mark.parametrize("part", ["dataset", "model"])
-def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
-    config = TuneConfig(workload=WorkloadSpec(**{part: {"dataset": DATASET, "model": MODEL}[part]}))
-    with pytest.raises(UsageError) as raised:
-        tune(config=config)
-    assert f"tune({part}=...)" in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
-        ({"dataset": 7}, ["is a int", "`__getitem__`"]),
-        ({"dataset": iter([1, 2])}, ["dataset is a list_iterator, which can be read only once"]),
+        ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass a DataLoader as loader"]),
+        ({"dataset": 7}, ["is 7", "`__getitem__`"]),
+        ({"dataset": iter([1, 2])}, ["dataset is a list_iterator", "`__iter__` that begins anew"]),
         ({"precision": "float16"}, ["precision is 'float16'; it must be fp32, fp16 or bf16"]),
         ({"loader": DATASET}, ["loader is a TensorDataset", "as dataset"]),
         ({"collate": 7}, ["collate is 7", "list of samples"]),
@@ -203,12 +161,6 @@ def test_what_cannot_be_used_is_told(parts, words):
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_missing_objects_of_a_run_are_named():
-    spec = WorkloadSpec(loader="DataLoader", step="make_step", objects=("loader", "step"))
-    with pytest.raises(UsageError, match=r"The loader and the step of this run were .* the same loader, step"):
-        taken(spec)
-
-
 @pytest.fixture
 def without_bench(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(TrainingClient, "start", lambda self: None)
@@ -221,7 +173,7 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, without_bench: pytest
 
     without_bench.setattr("loadtune.tuner.tune_on", fails)
     with pytest.raises(WorkloadError, match="is empty"):
-        tune(config=TuneConfig(device="cpu", out=str(tmp_path / "out")))
+        tune(MODEL_AND_DATA, device="cpu", out=str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,13 +187,12 @@ def test_without_a_listener_warnings_and_the_folder_are_on_stderr(
         return "a result"
 
     without_bench.setattr("loadtune.tuner.tune_on", tells)
-    config = TuneConfig(device="cpu", out=str(tmp_path / "out"))
-    assert tune(config=config, folder=tmp_path) == "a result"
+    assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == "a result"
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err.splitlines() == [
         "loadtune: warning: little memory is left",
         f"loadtune: the result and its report are in {tmp_path}",
     ]
-    tune(config=config, folder=tmp_path, listener=lambda progress: None)
+    tune(MODEL_AND_DATA, device="cpu", folder=tmp_path, listener=lambda progress: None)
     assert capsys.readouterr().err == ""

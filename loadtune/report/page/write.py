@@ -8,14 +8,13 @@ import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtune.errors import ResultError
 from loadtune.records.result import TuningResult
-from loadtune.report.page.board import board_view
-from loadtune.report.page.figure import Figure
-from loadtune.report.page.view import page_view
+from loadtune.report.page.figures import Figure
+from loadtune.report.page.view import board_view, page_view
 from loadtune.report.store import load_result, result_files, write_whole
 
 PAGE_FILE = "report.html"
@@ -25,12 +24,12 @@ _FILES = Path(__file__).parent / "files"
 def write_page(result: TuningResult, path: Path) -> Path:
     """One run. Raises ResultError where it cannot be written, or plotly.js is not installed."""
     view = page_view(result)
-    figures = [figure for chapter in view.chapters for figure in chapter.figures]
-    return write_whole(path, _rendered("page.html.jinja", view, figures).encode())
+    rendered = _rendered("page.html.jinja", view, [chapter.figure for chapter in view.chapters])
+    return write_whole(path, rendered.encode())
 
 
 def write_board(folders: Sequence[Path], path: Path) -> Path:
-    """Every result below these folders on one page, which names those that cannot be read. Raises as `write_page`."""
+    """Every result below these folders on one page, which names those that cannot be read."""
     results: list[TuningResult] = []
     unread: list[str] = []
     for file in sorted({file.resolve() for folder in folders for file in result_files(folder)}):
@@ -38,18 +37,17 @@ def write_board(folders: Sequence[Path], path: Path) -> Path:
             results.append(load_result(file))
         except ResultError as error:
             unread.append(str(error))
-    view = board_view(results, unread)
-    return write_whole(path, _rendered("board.html.jinja", view, [view.trend]).encode())
+    return write_whole(path, _rendered("board.html.jinja", board_view(results, unread), []).encode())
 
 
-def _rendered(template: str, view: object, figures: Iterable[Figure]) -> str:
-    """Raises ResultError where plotly.js is not installed."""
+def _rendered(template: str, view: object, figures: Sequence[Figure]) -> str:
+    """With plotly.js where there are figures. Raises ResultError where it is not installed."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    plotly, script = _plotly_js(), (_FILES / "page.js").read_text(encoding="utf-8")
+    plotly, script = _plotly_js() if figures else "", (_FILES / "page.js").read_text(encoding="utf-8")
     panels = {f"{figure.key}-{place}": panel for figure in figures for place, panel in enumerate(figure.panels)}
     return environment.get_template(template).render(
         page=view,

@@ -5,15 +5,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
-from cells import LENGTH, SMOKE_FAKE, fake_images, small_fake_images
+from cells import SMOKE_FAKE, small_fake_images
 from peers import Results, tables, timing_jobs, tuning_jobs
 from peers_child import Answer, Script, Timing, send_bytes, timing
 from peers_tools import TOOLS, Setup, Tool, Tuned, answer_of
 from processes import run_jobs
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
-from loadtune.workload.datasets import make_fake
-from loadtune.workload.models import ModelNeeds
 
 PLAIN = Answer(batch_size=64)
 LARGE = Answer(batch_size=1683, num_workers=16)
@@ -22,19 +20,6 @@ SETUP = Setup(slot=None, cell=None, quick=False, num_cores=16, limit_s=300.0, ti
 
 def results(**tuned):
     return Results(host={"GPU": "one"}, tuned={name: Tuned(answer=answer) for name, answer in tuned.items()})
-
-
-def test_a_tool_is_given_the_data_that_the_command_makes():
-    ours, theirs = make_fake(ModelNeeds(image_size=224, num_classes=1000), 1000), fake_images()
-    assert len(ours) == len(theirs) == LENGTH
-    assert ours[7][0].equal(theirs[7][0])
-    assert ours[7][1] == theirs[7][1]
-
-
-def test_what_is_not_decided_stays_as_pytorch_has_it():
-    assert PLAIN.loader_kwargs() == {"batch_size": 64, "num_workers": 0, "pin_memory": False}
-    assert Answer(batch_size=8, num_workers=3).loader_kwargs()["persistent_workers"] is False
-    assert "prefetch_factor" not in Answer(batch_size=8, num_workers=3).loader_kwargs()
 
 
 def test_our_winner_becomes_the_arguments_that_its_code_has():
@@ -101,9 +86,3 @@ def test_the_fastest_stands_first_whoever_it_is():
     assert [row[6:8] for row in rows[1:3]] == [["400", "2.00"], ["200 (100 to 300)", "1.00"]]
     assert rows[3][-1] == "took more than 300 s |"
     assert "not steady" in tables(found)
-
-
-def test_results_survive_the_way_to_a_file_and_back():
-    found = results(ours=LARGE)
-    found.timings[LARGE.key] = [Timing(samples_per_s=1.0)]
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Results) == found

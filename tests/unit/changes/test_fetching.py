@@ -1,20 +1,18 @@
-"""Samples fetched with one indexing call a batch, or kept in RAM: the same ones in the same order."""
+"""Samples fetched with one indexing call a batch: the same ones in the same order."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from remedy_rig import Table, equal, fake_images, job_with, lines_of, parts_of, pasted_batch, trained_on
+from remedy_rig import Table, equal, job_with, lines_of, parts_of
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    RandomSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
-from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError
@@ -34,18 +32,6 @@ class Arrays(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return tuple(part.numpy() for part in self.table[index])
-
-
-class Counting(Table):
-    """Notes each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Any] = []
-
-    def __getitem__(self, index: Any) -> Any:
-        self.asked.append(index)
-        return super().__getitem__(index)
 
 
 class Fetching(Table):
@@ -91,7 +77,6 @@ DATASETS: dict[str, Callable[[], Any]] = {
     "TensorDataset": lambda: TensorDataset(Table().inputs, Table().targets),
     "arrays": Arrays,
     "subset": lambda: Subset(Table(), range(39, 4, -1)),
-    "subset of a TensorDataset": lambda: Subset(TensorDataset(Table().inputs, Table().targets), range(9, 39)),
     "two rows": lambda: Table(2),
 }
 
@@ -110,7 +95,6 @@ def test_each_batch_is_the_same(make: Callable[[], Any]) -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "fetches": (Fetching(), "__getitems__"),
-    "subset": (Subset(Fetching(), range(9)), "__getitems__"),
     "one by one": (Rows(lambda read, index: read(int(index))), "cannot be indexed with a list"),
     "increasing": (Rows(increasing), "cannot be indexed with a list in any order"),
     "augmented": (Rows(augmented), "other values"),
@@ -128,9 +112,7 @@ def seeded() -> torch.Generator:
 
 
 OWN_LOADERS: dict[str, Callable[[Any], "DataLoader[Any]"]] = {
-    "shuffled": lambda data: DataLoader(data, BATCH_SIZE, shuffle=True),
     "own generator": lambda data: DataLoader(data, BATCH_SIZE, shuffle=True, generator=seeded(), drop_last=True),
-    "seeded sampler": lambda data: DataLoader(data, BATCH_SIZE, sampler=RandomSampler(data, generator=seeded())),
     "in order": lambda data: DataLoader(data, BATCH_SIZE),
     "weighted": lambda data: DataLoader(
         data, BATCH_SIZE, sampler=WeightedRandomSampler([1.0, 9.0] * 20, num_samples=25, generator=seeded())
@@ -160,30 +142,3 @@ def test_the_pasted_lines_of_a_dataset_that_was_named_shuffle_it() -> None:
     plain = DataLoader(dataset, 6, shuffle=True, drop_last=True)
     assert same(batches(plain), batches(loader))
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, False)
-
-
-def test_the_same_samples_and_the_dataset_is_not_asked_again() -> None:
-    dataset = Counting()
-    job = workload_of(dataset)
-    changed = job_with(job, "cached")
-    dataset.asked.clear()
-    assert equal(trained_on(changed, range(40)), (Table().inputs, Table().targets))
-    assert dataset.asked == []
-    assert job.dataset is dataset
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_refused_with_augmentation(seed: int) -> None:
-    """Also with a flip alone, which leaves every second sample as it is."""
-    for step in (v1.RandomHorizontalFlip(), v1.RandomCrop(30)):
-        torch.manual_seed(seed)
-        with pytest.raises(NotApplicableError, match="augmentation"):
-            job_with(workload_of(fake_images(v1.Compose([step, v1.ToTensor()]))), "cached")
-
-
-def test_kept_without_augmentation_also_by_the_pasted_lines() -> None:
-    job = workload_of(fake_images(v1.ToTensor()))
-    assert equal(trained_on(job), trained_on(job_with(job, "cached")))
-    names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader}
-    exec(lines_of("cached", job).replace("DataLoader(samples)", "DataLoader(samples, 6)"), names)
-    assert equal(pasted_batch(job.dataset), next(iter(names["loader"])))

@@ -9,22 +9,18 @@ from remedy_rig import CPU, LOADER, situation
 from loadtune.changes import REMEDIES
 from loadtune.records.config import Recipe, WorkloadSpec
 
-MEGABYTE = {"dataset_length": 1000, "sample_bytes": 1000}
 BF16, FUSED = Recipe(precision="bf16"), Recipe(precision="fp16", fused_optimizer=True)
 
 OFFERED: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("uint8_transfer", "batched_fetch")),
     *((name, {"device": CPU}) for name in ("draft_decoding", "opencv_threads")),
-    ("cached", {"facts": MEGABYTE, "ram_bytes": 2_000_000}),
 ]
 
 NOT_OFFERED: list[tuple[str, dict[str, Any]]] = [
     *((name, {"facts": {"input_shape": (16,)}}) for name in ("draft_decoding", "uint8_transfer")),
     *((name, {"device": CPU}) for name in ("uint8_transfer", "fused_optimizer")),
     ("uint8_transfer", {"facts": {"input_dtype": "uint8"}}),
-    *((name, {"facts": {"dataset_length": None}}) for name in ("batched_fetch", "cached")),
-    *((name, {"facts": {"fixed_batch_size": 16}}) for name in ("batched_fetch", "cached")),
-    ("cached", {"facts": MEGABYTE, "ram_bytes": 1_999_999}),  # half of it is too little
+    *(("batched_fetch", {"facts": facts}) for facts in ({"dataset_length": None}, {"fixed_batch_size": 16})),
     ("opencv_threads", {"loader": replace(LOADER, num_workers=0)}),
     ("fused_optimizer", {"recipe": BF16}),
     ("fused_optimizer", {"recipe": Recipe(precision="own"), "precisions": ("own",)}),

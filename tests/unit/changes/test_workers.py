@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,27 +12,6 @@ from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError
 from loadtune.records.config import LoaderConfig
-from loadtune.workload import Workload
-
-ONE_WORKER = LoaderConfig(batch_size=2, num_workers=1)
-
-
-class Tells(Dataset[int]):
-    """What a function says in a worker."""
-
-    def __init__(self, ask: Callable[[], int]) -> None:
-        self.ask = ask
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return self.ask()
-
-
-def opencv_threads() -> int:
-    return int(sys.modules["cv2"].getNumThreads())
-
 
 LEFT = [0]
 
@@ -43,8 +21,14 @@ def leave(worker_id: int) -> None:
     LEFT[0] = 7 + worker_id
 
 
-def left() -> int:
-    return LEFT[0]
+class Tells(Dataset[Any]):
+    """OpenCV's threads in a worker, and what the user's own function has left there."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return sys.modules["cv2"].getNumThreads(), LEFT[0]
 
 
 class Cv2(SimpleNamespace):
@@ -68,34 +52,22 @@ def cv2(monkeypatch: pytest.MonkeyPatch) -> Cv2:
     return made
 
 
-def pasted(job: Workload, **given: Any) -> Any:
-    """The user's loader after these lines, with one worker; forked, since a function made by exec does not pickle."""
-    code = lines_of("opencv_threads", job)
-    assert code.endswith(")")
-    names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader, **given}
-    exec(f'{code[:-1]}, batch_size=2, num_workers=1, multiprocessing_context="fork")', names)
-    return names["loader"]
-
-
-def first(loader: "DataLoader[Any]") -> int:
+def told(loader: "DataLoader[Any]") -> list[int]:
     """Of the first sample, loaded by a worker."""
-    return int(next(iter(loader))[0])
+    return [int(part[0]) for part in next(iter(loader))]
 
 
-def test_the_users_worker_init_fn_is_still_called_also_by_the_pasted_lines(cv2: Cv2) -> None:
-    own = DataLoader(Tells(left), 2, num_workers=1, worker_init_fn=leave)
-    job = workload_of(Tells(left), **parts_of(own))
-    assert first(job_with(job, "opencv_threads").loader.make(ONE_WORKER, multiprocessing_context="fork")) == 7
-    assert own.worker_init_fn is leave
-    assert first(pasted(job, loader=own)) == 7
-
-
-def test_workers_use_one_opencv_thread_and_this_process_as_many_as_before(cv2: Cv2) -> None:
-    plain = workload_of(Tells(opencv_threads))
-    changed = job_with(plain, "opencv_threads")
-    assert first(plain.loader.make(ONE_WORKER, multiprocessing_context="fork")) == 8
-    assert first(changed.loader.make(ONE_WORKER, multiprocessing_context="fork")) == 1
-    assert cv2.num == 8
+def test_workers_use_one_thread_and_the_users_own_function_is_still_called(cv2: Cv2) -> None:
+    one = LoaderConfig(batch_size=2, num_workers=1)
+    own = DataLoader(Tells(), 2, num_workers=1, worker_init_fn=leave)
+    job = workload_of(own.dataset, **parts_of(own))
+    assert told(job.loader.make(one, multiprocessing_context="fork")) == [8, 7]
+    assert told(job_with(job, "opencv_threads").loader.make(one, multiprocessing_context="fork")) == [1, 7]
+    assert (cv2.num, own.worker_init_fn) == (8, leave), "this process and the user's loader are as before"
+    code = lines_of("opencv_threads", job)
+    names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader, "loader": own}
+    exec(f'{code[:-1]}, batch_size=2, num_workers=1, multiprocessing_context="fork")', names)  # what exec made: forked
+    assert told(names["loader"]) == [1, 7]
 
 
 def test_opencv_is_left_alone_where_it_is_not_used_or_has_one_thread(cv2: Cv2, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from loadtune.final.rounds import LOOKS, alternate
+from loadtune.final.rounds import alternate
+from loadtune.final.winner import LOOKS
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.testing import FakeClock

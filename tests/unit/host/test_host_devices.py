@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadtune.errors import DeviceError
-from loadtune.host import choose_device, freest_gpu
-from loadtune.host.facts import parse_cuda_version
+from loadtune.host import choose_device, freest_gpu, parse_cuda_version
 from loadtune.records.facts import Device, GpuFacts
 from loadtune.testing import fake_host
 
@@ -49,7 +48,7 @@ def test_what_is_not_there_is_refused_with_what_is(requested):
     message = str(refused.value)
     assert repr(requested) in message
     assert "GPU-a1" in message
-    assert "cuda:0 to cuda:1" in message
+    assert "cuda:1 is H200" in message
 
 
 def test_a_whole_uuid_is_never_ambiguous():
@@ -85,8 +84,6 @@ def test_the_freest_gpu(gpus, freest):
         ("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
         ('cuda = "12.8"\n', "12.8"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", None),
-        ("cuda_tools = '1'\n", None),
-        ("", None),
     ],
 )
 def test_the_cuda_version_is_read_from_text(text, cuda):

@@ -7,14 +7,15 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.processes import WORKER_NAME, ProcessTree, Reads
+from loadtune.host.sensing import Count
 
 
 class FakeProcess:
     """As much of psutil's process as the tree needs; ``gone`` makes every call fail."""
 
-    def __init__(self, pid, cpu_s=0.0, rss=100, name="python", started_s=0.0, read=0):
+    def __init__(self, pid, cpu_s=0.0, rss=100, name="python", read=0):
         self.pid, self.cpu_s, self.rss, self.read = pid, cpu_s, rss, read
-        self.process_name, self.started_s, self.waited_s = name, started_s, 0.0
+        self.process_name, self.waited_s = name, 0.0
         self.below, self.gone = [], False
 
     def alive(self):
@@ -28,9 +29,6 @@ class FakeProcess:
     def name(self):
         self.alive()
         return self.process_name
-
-    def create_time(self):
-        return self.started_s
 
     def cpu_times(self):
         self.alive()
@@ -130,22 +128,25 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
         world.training.look(now_s)
         return disk.look(now_s)["disk_read_bytes_per_s"]
 
-    assert look(0.0) is None
+    assert look(0.0) == Count(1000)
     first.read = 1500
-    assert look(1.0) == 500.0
+    assert look(1.0) == Count(1500)
     first.gone = True
-    assert look(2.0) == 0.0
+    assert look(2.0) == Count(1500)
     main.read = 1700  # its own 200 and the worker's 1500
-    assert look(3.0) == 200.0
+    assert look(3.0) == Count(1700)
+    world.pid = 2
+    assert look(4.0) is None
 
 
 def test_what_workers_read_from_files_is_theirs_alone(world):
     """Batches that the training process reads from their pipes are none, nor what it is charged for as they end."""
     main, first, later = world.table[1], worker(11), worker(12, read=50)
     reads, seen = Reads(world.training), []
-    looks = ((0.0, 0, 100, [first]), (1.0, 900, 300, [first, later]), (2.0, 1800, 400, [first, later]))
-    for now_s, main.read, first.read, main.below in (*looks, (3.0, 2100, 400, []), (4.0, 2400, 400, [])):
+    both = [first, later]
+    looks = ((0.0, 0, 100, [first]), (1.0, 0, 300, [first]), (2.0, 900, 400, both := [first, later]))
+    for now_s, main.read, first.read, main.below in (*looks, (3.0, 1800, 500, both), (4.0, 2100, 500, [])):
         first.gone = later.gone = not main.below
         world.training.look(now_s)
         seen.append(reads.look(now_s)["file_read_bytes_per_s"])
-    assert seen == [None, 2000.0, 1000.0, None, None]
+    assert seen == [Count(1000), Count(3000), None, Count(5500), None]

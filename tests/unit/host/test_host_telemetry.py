@@ -19,13 +19,13 @@ from loadtune.records.facts import Device
 from loadtune.records.telemetry import Reading
 
 CPU = Device(kind="cpu", name="CPU")
-POWER, DUTY, MEMORY = "gpu_power_w", "gpu_utilization_fraction", "gpu_memory_used_bytes"
+CLOCK, DUTY, MEMORY = "gpu_sm_clock_hz", "gpu_utilization_fraction", "ram_used_bytes"
 
 
 class Scripted(Probe):
     """Answers what the test says; a callable is called for it. Counts its looks and its closings."""
 
-    def __init__(self, answer, figures=(POWER,)):
+    def __init__(self, answer, figures=(CLOCK,)):
         self.answer, self.figures = answer, figures
         self.num_looks = self.num_closed = 0
 
@@ -56,13 +56,13 @@ def wait_for(condition, patience_s=30.0):
 
 def test_what_probes_see_is_in_the_newest_reading_and_in_the_span():
     clock = SimpleNamespace(at_s=40.0)
-    sampler = sampler_over(Scripted({POWER: 70.0, DUTY: 0.5}), now=lambda: clock.at_s)
+    sampler = sampler_over(Scripted({CLOCK: 70.0, DUTY: 0.5}), now=lambda: clock.at_s)
     assert sampler.latest() is None
     for clock.at_s in (40.0, 42.0):
         sampler.sample(everything=True)
     assert sampler.latest() == Reading(gpu_utilization_fraction=0.5)
     seen = sampler.between(40.0, 42.0)
-    assert (seen.gpu_power_w, seen.gpu_utilization_fraction) == (70.0, 0.5)
+    assert (seen.gpu_sm_clock_hz, seen.gpu_utilization_fraction) == (70.0, 0.5)
     assert sampler.between(40.5, 41.5) is None  # no reading falls into it
 
 
@@ -89,16 +89,16 @@ def test_each_probe_has_its_pace_and_a_dear_one_a_slower_one():
 
 def test_a_probe_that_always_fails_leaves_reasons_and_a_living_thread():
     alive = Scripted({MEMORY: 5})
-    with sampler_over(Scripted(fail, (POWER, DUTY)), alive) as sampler:
+    with sampler_over(Scripted(fail, (CLOCK, DUTY)), alive) as sampler:
         wait_for(lambda: alive.num_looks > 3)
         assert sampler.latest() == Reading()
     seen = sampler.between(0.0, time.monotonic())
-    assert (seen.gpu_power_w, seen.gpu_memory_used_bytes) == (None, 5)
-    assert seen.missing == {POWER: "the driver is gone", DUTY: "the driver is gone"}
+    assert (seen.gpu_sm_clock_hz, seen.ram_used_bytes) == (None, 5)
+    assert seen.missing == {CLOCK: "the driver is gone", DUTY: "the driver is gone"}
 
 
 def test_closing_ends_the_thread_gives_back_and_keeps_what_was_seen():
-    probe, before = Scripted({POWER: 1.0}), threading.active_count()
+    probe, before = Scripted({CLOCK: 1.0}), threading.active_count()
     with sampler_over(probe) as sampler:
         assert threading.active_count() == before + 1
         wait_for(lambda: sampler.latest() is not None)
@@ -107,31 +107,22 @@ def test_closing_ends_the_thread_gives_back_and_keeps_what_was_seen():
     assert sampler.latest() is not None
 
 
-def test_a_thread_that_hung_when_it_was_closed_does_not_go_on_with_the_next(monkeypatch):
-    """Nor does the driver get back what the hanging look still holds."""
+def test_a_look_that_hangs_keeps_what_it_holds_of_the_driver(monkeypatch):
     monkeypatch.setattr(telemetry_module, "STOP_TIMEOUT_S", 0.01)
     hung, answered = threading.Event(), threading.Event()
 
     def driver():
         hung.set()
         assert answered.wait(30)
-        return {POWER: 1.0}
+        return {CLOCK: 1.0}
 
     probe = Scripted(driver)
-    sampler = sampler_over(probe)
-    with sampler:
+    with sampler_over(probe) as sampler:
         assert hung.wait(30)
-        first = sampler._thread
     assert probe.num_closed == 0
-    with sampler:
-        answered.set()
-        first.join(30)
-        assert not first.is_alive()
-        second = sampler._thread
-        assert second.is_alive()
-    second.join(30)
-    assert not second.is_alive()
-    assert probe.num_closed == 1
+    answered.set()
+    sampler._thread.join(30)
+    assert not sampler._thread.is_alive()
 
 
 def seen(start_s, end_s, missing=None, **figures):
@@ -147,10 +138,10 @@ def seen(start_s, end_s, missing=None, **figures):
 
 
 def test_means_weigh_readings_with_the_time_they_stand_for():
-    power = [(0.0, 999.0), (9.0, 100.0), (10.0, 200.0)]
-    assert seen(0.0, 10.0, gpu_power_w=power).gpu_power_w == pytest.approx(110.0)
-    assert seen(8.0, 9.5, gpu_power_w=power).gpu_power_w == pytest.approx(400 / 3)
-    assert seen(9.5, 20.0, gpu_power_w=power).gpu_power_w == pytest.approx(200.0), "what comes later is not known"
+    clock = [(0.0, 999.0), (9.0, 100.0), (10.0, 200.0)]
+    spans = ((0.0, 10.0), (8.0, 9.5), (9.5, 20.0))  # of the last one, what comes later is not known
+    means = [seen(*span, gpu_sm_clock_hz=clock).gpu_sm_clock_hz for span in spans]
+    assert means == pytest.approx([110.0, 400 / 3, 200.0])
 
 
 def test_a_counter_is_its_growth_and_tells_nothing_of_a_gap_or_of_a_new_start():
@@ -163,17 +154,10 @@ def test_a_counter_is_its_growth_and_tells_nothing_of_a_gap_or_of_a_new_start():
     assert track.mean(0.0, 5.0) == 2.0
 
 
-def test_energy_is_the_total_of_the_span():
-    joules = [(0.0, Count(0.0)), (1.0, Count(100.0)), (2.0, Count(400.0))]
-    assert seen(0.0, 2.0, gpu_energy_j=joules).gpu_energy_j == pytest.approx(400.0)
-    assert seen(0.5, 1.5, gpu_energy_j=joules).gpu_energy_j == pytest.approx(200.0)
-    assert seen(0.0, 2.5, gpu_energy_j=joules).gpu_energy_j == pytest.approx(500.0), "the end counts like the rest"
-
-
 def test_peaks_are_of_the_span_alone():
     readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
-    found = seen(0.5, 1.5, training_rss_bytes=readings, gpu_memory_used_bytes=readings)
-    assert (found.training_rss_bytes, found.gpu_memory_used_bytes) == (3, 3)
+    found = seen(0.5, 1.5, training_rss_bytes=readings, ram_used_bytes=readings)
+    assert (found.training_rss_bytes, found.ram_used_bytes) == (3, 3)
     assert seen(1.2, 1.8, training_rss_bytes=readings).training_rss_bytes == 5, (
         "shorter than a look: what was read next"
     )
@@ -268,8 +252,6 @@ def test_real_workers_are_told_apart_and_a_timeline_is_kept():
         os.killpg(tree.pid, 9)
         tree.wait()
         tree.stdout.close()
-    assert {reading.num_workers for reading in found.memory} == {8}
-    assert all(reading.workers_bytes > 32 << 20 for reading in found.memory)
     assert 0.1 < found.workers_cpu_cores < min(1.2, found.training_cpu_cores)
     timeline = found.timeline
     # What came after the last reading is not known yet.

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from loadtune.inflight import placement, ranks
+from loadtune.inflight import environment as placement
+from loadtune.inflight import ranks
 from loadtune.inflight.ranks import Word, cores_of, differences
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from loadtune.limits.forecast import Forecast, forecast_from
 from loadtune.limits.memory import MemoryProbe
-from loadtune.limits.step_limit import StepLimit
 from loadtune.records.config import Recipe
 from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
 from loadtune.testing import FakeTraining
@@ -53,7 +52,7 @@ OFF_BY = {"mobilenet_v3_large-bf16-sgd": 0.1}
 def test_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
     told = forecast(name)
     for size, reserved_gib, _ in RECORDED[name]["measured"]:
-        outcome = told.outcome(size, one_more_step=False)
+        outcome = told.outcome(size)
         assert (outcome is None) == (reserved_gib is None), size
         if outcome is not None:
             assert outcome.reserved_peak_bytes == pytest.approx(reserved_gib * GIB, rel=OFF_BY.get(name, 0.025))
@@ -63,7 +62,7 @@ def test_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
 def test_retries_of_every_steady_step_are_foretold(size: int, steady: int) -> None:
     """To a neighbour: one sample more or less decides which cached block a request falls into."""
     told = forecast("resnet50-fp32-sgd")
-    outcomes = [told.outcome(near, one_more_step=False) for near in (size - 1, size, size + 1)]
+    outcomes = [told.outcome(near) for near in (size - 1, size, size + 1)]
     assert max(outcome.num_steady_retries for outcome in outcomes if outcome is not None) == steady
 
 
@@ -100,8 +99,8 @@ class Recorded(FakeTraining):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_safe_size_that_two_recorded_sizes_predict_trains(name: str) -> None:
-    line_limit = StepLimit(seconds=1.0, known={160: 1.01}, admitted=160)
-    probe = MemoryProbe(Recorded(name), Recipe(precision="bf16"), {"cap": 10**7}, line_limit=line_limit)
+    step_s = {32: 0.2, 160: 1.0}  # no larger size is run
+    probe = MemoryProbe(Recorded(name), Recipe(precision="bf16"), {"cap": 10**7}, step_s=step_s)
     ceiling = probe.bound()
     hard, safe = ceiling.batch_size, ceiling.safe_batch_size
     assert 0.9 * hard < safe < hard

@@ -13,8 +13,7 @@ from loadtune.errors import ResultError
 from loadtune.records.config import TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Telemetry
-from loadtune.report.compare import Comparison, Mean, compare, figure_changes, mean_of, ratio_of
+from loadtune.report.compare import Comparison, Mean, compare, mean_of, ratio_of
 from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32), num_trials=4)
@@ -104,16 +103,9 @@ def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
     assert "no batch size to keep" in compare(unasked, fast, keep_batch_size=True).notes[0]
 
 
-def test_winners_of_two_objectives_are_told_apart(fast: TuningResult) -> None:
-    config = dataclasses.replace(fast.config, objective="samples-per-joule")
-    sparing = dataclasses.replace(fast, config=config, finalists=())
-    notes = compare(fast, sparing).notes
-    assert any("looked for samples-per-s, the second for samples-per-joule" in note for note in notes)
-
-
-def run_at(rate: float, seconds: float = 100.0, telemetry: Telemetry | None = None) -> Measurement:
-    window = Window(start_s=0.0, seconds=seconds, num_steps=100, num_samples=round(rate * seconds))
-    return Measurement(windows=(window,), first_batch_s=1.0, seconds=seconds + 2, telemetry=telemetry)
+def run_at(rate: float) -> Measurement:
+    window = Window(start_s=0.0, seconds=100.0, num_steps=100, num_samples=round(100 * rate))
+    return Measurement(windows=(window,), first_batch_s=1.0, seconds=102.0)
 
 
 def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
@@ -136,19 +128,3 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, a
         assert ratio.high is not None
         held += ratio.low <= 0.8 <= ratio.high
     assert 0.92 <= held / 400 <= 0.99
-
-
-def seen(seconds: float, *, watts: float = 500.0) -> list[Measurement]:
-    """At 1000 samples/s."""
-    telemetry = Telemetry(
-        seconds=seconds,
-        gpu_power_w=watts,
-        gpu_energy_j=watts * seconds,
-    )
-    return [run_at(1000.0, seconds, telemetry)]
-
-
-def test_a_longer_run_alone_is_no_change_and_power_is_one() -> None:
-    assert figure_changes(seen(3.0), seen(6.0)) == ()
-    hungry = figure_changes(seen(3.0), seen(6.0, watts=600.0))
-    assert {change.name for change in hungry} == {"gpu_power_w", "samples_per_joule"}

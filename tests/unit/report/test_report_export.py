@@ -11,13 +11,26 @@ from torch import nn
 
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.report.export import changed_statements, loader_code, recipe_code
+from loadtune.records.result import TuningResult
+from loadtune.report.export import changed_statements, loader_code, step_code
 
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
 WORKERS = TrialConfig(
     loader=LoaderConfig(batch_size=8, num_workers=2, pin_memory=True, prefetch_factor=4), recipe=Recipe()
 )
 LOSS = nn.functional.cross_entropy
+
+
+def on_cpu(spec: WorkloadSpec | None = None, **facts: bool) -> TuningResult:
+    """The golden result of this workload, as if measured on a CPU."""
+    kept = golden()
+    assert kept.facts is not None
+    return replace(
+        kept,
+        device=Device(kind="cpu", name="Xeon"),
+        config=replace(kept.config, workload=spec or WorkloadSpec()),
+        facts=replace(kept.facts, **facts),  # type: ignore[arg-type]
+    )
 
 
 def net() -> nn.Sequential:
@@ -43,7 +56,7 @@ def test_the_training_step_runs_and_trains(precision: Any, optimizer: OptimizerN
     before = model[0].weight.detach().clone()
     # Several batches: GradScaler leaves out the first steps, which overflow.
     names: dict[str, Any] = {"model": model, "loss_fn": LOSS, "loader": [batch()] * 20}
-    exec(recipe_code(replace(PLAIN, recipe=recipe), WorkloadSpec(optimizer=optimizer), "cpu"), names)
+    exec(step_code(on_cpu(WorkloadSpec(optimizer=optimizer)), replace(PLAIN, recipe=recipe)), names)
     assert not torch.equal(model[0].weight, before)
     assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
     assert names["optimizer"].defaults["fused"] is True
@@ -52,8 +65,7 @@ def test_the_training_step_runs_and_trains(precision: Any, optimizer: OptimizerN
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_the_lines_that_a_recipe_changes_are_statements_that_run(precision: Any) -> None:
     recipe, model = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True), net()
-    result = replace(golden(), device=Device(kind="cpu", name="Xeon"))
-    lines = changed_statements(result, replace(PLAIN, recipe=recipe), Recipe())
+    lines = changed_statements(on_cpu(), replace(PLAIN, recipe=recipe))
     inputs, targets = batch()
     names: dict[str, Any] = {"torch": torch, "model": model, "loss_fn": LOSS, "inputs": inputs, "targets": targets}
     exec("\n".join(lines), names)
@@ -62,7 +74,7 @@ def test_the_lines_that_a_recipe_changes_are_statements_that_run(precision: Any)
     assert names["optimizer"].defaults["fused"] is True
     assert any("autocast" in line for line in lines)
     assert (precision == "fp16") == any(line.startswith("scaler.scale(loss).backward(); scaler.step") for line in lines)
-    assert changed_statements(golden(), PLAIN, Recipe()) == []
+    assert changed_statements(golden(), PLAIN) == []
 
 
 def test_a_loader_of_ones_own_keeps_its_other_arguments() -> None:
@@ -80,7 +92,7 @@ def test_a_training_step_of_ones_own_is_called_and_nothing_else() -> None:
     steps: list[Any] = []
     names = {"make_step": lambda device: steps.append, "loader": [1, 2]}
     own = TrialConfig(loader=PLAIN.loader, recipe=Recipe(precision="own"))
-    exec(recipe_code(own, WorkloadSpec(step="train.py:make_step"), "cpu"), names)
+    exec(step_code(on_cpu(WorkloadSpec(step="train.py:make_step")), own), names)
     assert steps == [1, 2]
 
 
@@ -92,7 +104,7 @@ def test_a_mapping_is_what_the_model_is_called_with() -> None:
     mapping = {"input_ids": torch.randn(8, 4), "labels": torch.zeros(8, dtype=torch.long)}
     model = Called(4, 2)
     before = model.weight.clone()
-    code = recipe_code(PLAIN, WorkloadSpec(), "cpu", batch_is_mapping=True)
+    code = step_code(on_cpu(batch_is_mapping=True), PLAIN)
     exec(code, {"model": model, "loader": [mapping]})
     assert not torch.equal(before, model.weight)
 
@@ -106,9 +118,6 @@ def test_gradients_are_summed_over_batches(precision: Any, own_batches: bool) ->
         def step(self, closure: Any = None) -> None:
             num_steps.append(1)
 
-    def of_batch(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
     spec = WorkloadSpec(accumulate=3, optimizer="a:make")
     names: dict[str, Any] = {
         "model": net(),
@@ -117,6 +126,6 @@ def test_gradients_are_summed_over_batches(precision: Any, own_batches: bool) ->
         "loader": [batch()] * 7,
     }
     config = replace(PLAIN, recipe=Recipe(precision=precision))
-    exec(recipe_code(config, spec, "cpu", own_batches=own_batches), names)
+    exec(step_code(on_cpu(spec, own_batches=own_batches), config), names)
     assert len(num_steps) <= 2, "GradScaler may leave out steps that overflow"
     assert len(num_steps) == 2 or precision == "fp16"

@@ -6,7 +6,7 @@ import pytest
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.telemetry import Progress, Reading
-from loadtune.report.live import LiveDisplay, plain_line, progress_rows
+from loadtune.report.live import LiveDisplay, progress_rows
 
 CONFIG = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=1), recipe=Recipe(precision="bf16"))
 
@@ -46,16 +46,15 @@ def test_the_redrawn_block_says_all_that_is_known_and_keeps_its_height() -> None
         config=CONFIG,
         current_samples_per_s=99.0,
         best_samples_per_s=1234.0,
-        best_samples_per_joule=7.4,
         best_config=CONFIG,
         reading=Reading(gpu_utilization_fraction=0.5, cpu_utilization_fraction=1.0),
         left_s=65.0,
     )
-    assert plain_line(progress) == "[search] m"
+    assert shown(progress) == "[search] m\n"
     assert dict(progress_rows(progress)) == {
         "stage": "search, 3/20 trials, at most 1 min 05 s left",
         "now": "99.0 samples/s  batch 64, 1 worker, not pinned, bf16",
-        "best so far": "1,234 samples/s, 7.40 samples/J  batch 64, 1 worker, not pinned, bf16",
+        "best so far": "1,234 samples/s  batch 64, 1 worker, not pinned, bf16",
         "utilization": "GPU 50%, CPU 100%",
     }
     on_cpu = Progress(stage="study", has_gpu=False, left_s=-1.0)

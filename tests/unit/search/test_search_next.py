@@ -34,7 +34,7 @@ def search(
     space: SearchSpace = SPACE,
     feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs,
 ) -> Search:
-    return Search(job=JOB, space=space, first=[Next(config=BASELINE, origin="yours")], feasible=feasible)
+    return Search(job=JOB, space=space, yours=BASELINE, feasible=feasible)
 
 
 def trial_of(asked: Next, number: int) -> Trial:
@@ -76,14 +76,13 @@ def test_what_cannot_run_is_not_proposed_not_even_the_baseline() -> None:
     assert all(trial.config.loader.num_workers > 2 and trial.config.batch_size < 256 for trial in trials)
 
 
-def test_what_the_model_does_not_know_is_tried_on_the_best_one_setting_at_a_time() -> None:
-    more = replace(SPACE, prefetch_factors=(1, 2, 4), in_order=(True, False))
+def test_what_the_model_does_not_know_is_tried_on_the_best_at_the_end() -> None:
+    more = replace(SPACE, prefetch_factors=(1, 2, 4))
     trials = run(search(more), most=8)
-    default = LoaderConfig(batch_size=64)
-    changed = [t.config for t in trials if (t.config.loader.prefetch_factor, t.config.loader.in_order) != (2, True)]
+    changed = [trial.config for trial in trials if trial.config.loader.prefetch_factor != 2]
     assert len(trials) == 8, "the last trials are kept for them"
-    assert [(c.loader.prefetch_factor, c.loader.in_order) for c in changed] == [(4, True), (2, False), (1, True)]
-    plain = {replace(c, loader=replace(c.loader, prefetch_factor=2, in_order=default.in_order)) for c in changed}
+    assert [config.loader.prefetch_factor for config in changed] == [1, 4]
+    plain = {replace(config, loader=replace(config.loader, prefetch_factor=2)) for config in changed}
     assert len(plain) == 1
     assert plain <= {trial.config for trial in trials}
 
@@ -94,7 +93,7 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     step_of = tuple((float(size), 0.15 / size) for size in (64, sizes[-1]))
     job = replace(JOB, sample_s=0.006, sample_cpu_s=0.0001, on_gpu=False, compute={"fp32": step_of})
     baseline = TrialConfig(loader=LoaderConfig(batch_size=64), recipe=Recipe())
-    found = Search(job=job, space=space, first=[Next(config=baseline, origin="yours")], left_s=lambda: 80.0)
+    found = Search(job=job, space=space, yours=baseline, left_s=lambda: 80.0)
     window = Window(start_s=0.0, seconds=10.0, num_steps=18, num_samples=1170, wait_s=7.3)
     measured = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
     found.saw(Trial(number=0, config=baseline, origin="yours", measurement=measured))

@@ -9,7 +9,7 @@ from loadtune.model.resources import Job
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window, WorkerShare
-from loadtune.search.throughput import job_of, points_at, segments_of
+from loadtune.search.search import job_of, points_at, segments_of
 from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
@@ -42,12 +42,12 @@ def test_a_segment_has_what_a_worker_and_the_device_took_for_a_sample() -> None:
         RECIPES,
         [ComputePoint(recipe=RECIPES["fp32"], batch_size=10, windows=(window,))],
     )
-    found = segments_of([(CONFIG, run), (CONFIG, bare)], [50.0, 60.0], job)
+    found = segments_of([(CONFIG, run), (CONFIG, bare)], job)
     assert found.make_s[0] == pytest.approx(3.0 / 10 / 10)
     assert found.device_s[0] == pytest.approx(0.01)
     assert math.isnan(found.make_s[1])
     assert math.isnan(found.device_s[1])
-    assert list(found.rates) == [50.0, 60.0]
+    assert list(found.rates) == [50.0, 50.0]
     assert list(points_at([CONFIG], job).recipe) == [2]
 
 
@@ -66,7 +66,7 @@ def test_a_pinning_thread_that_always_had_batches_is_timed_by_what_it_pinned() -
 
     def pin_s(*windows: Window) -> float:
         run = Measurement(windows=windows, first_batch_s=1.0, seconds=5.0)
-        return float(segments_of([(config, run)], [500.0], job).pin_s[0])
+        return float(segments_of([(config, run)], job).pin_s[0])
 
     assert pin_s(busy, rested) == pytest.approx(2.0 / 8 / 100)
     assert math.isnan(pin_s(rested, rested))

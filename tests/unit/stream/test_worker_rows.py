@@ -36,7 +36,7 @@ def test_samples_are_fetched_as_the_dataset_offers_them_and_workers_tell_of_it(
     assert [index for _ in range(8) for index in next(batches).tolist()] == list(range(first, first + 32))
     workers = batches.workers()
     assert len(workers) == num_workers
-    assert all(worker.num_samples == 4 * worker.num_ended >= 16 for worker in workers)
+    assert all(worker.num_ended >= 4 for worker in workers)
     assert all(worker.made_s >= worker.num_timed * 4 * 0.002 and worker.first_s >= 4 * 0.002 for worker in workers)
     # They sleep: their CPU time grows by less than the time they take.
     before = workers

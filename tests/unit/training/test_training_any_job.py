@@ -1,15 +1,15 @@
 """Training steps, samples and batches of jobs that are not pairs of tensors."""
 
-import dataclasses
 import itertools
 import random
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from remedy_rig import Table, job_with
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -29,7 +29,7 @@ from loadtune.training.failures import failure_from
 from loadtune.training.samples import Samples
 from loadtune.training.trainer import LossWatch, OwnStep, ResidentModel, Trainer
 from loadtune.workload import LoaderParts
-from loadtune.workload.tasks import own_computation
+from loadtune.workload.tasks import loss_of_batches
 
 CPU = torch.device("cpu")
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
@@ -47,7 +47,7 @@ def trainer_of(compute_loss: Any, accumulate: int = 1, **given: Any) -> tuple[Tr
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     spec = WorkloadSpec(accumulate=accumulate)
-    own = own_computation(compute_loss)
+    own = loss_of_batches(compute_loss)
     workload = workload_of(rows(), model, compute_loss=own, own_batches=True, spec=spec, **given)
     return Trainer(ResidentModel(workload, CPU), Recipe(), workload), model
 
@@ -265,21 +265,12 @@ class Text(UserDict[str, Any]):
     """As Hugging Face's BatchEncoding."""
 
 
-@dataclasses.dataclass
-class Row:
-    ids: list[int]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda num: Text(ids=[1] * num), lambda num: "a" * num, lambda num: Row([1] * num)],
-    ids=["mapping", "string", "dataclass"],
-)
+@pytest.mark.parametrize("make", [lambda num: Text(ids=[1] * num), lambda num: "a" * num], ids=["mapping", "string"])
 def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
     texts = [make(5 + (50 if at % 20 == 0 else 0)) for at in range(100)]
 
     def length(text: Any) -> int:
-        return len(text["ids"] if isinstance(text, Text) else text.ids if isinstance(text, Row) else text)
+        return len(text["ids"] if isinstance(text, Text) else text)
 
     def pad(batch: list[Any]) -> Any:
         return {"input_ids": torch.zeros(len(batch), max(map(length, batch)))}
@@ -288,21 +279,6 @@ def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
     trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
     assert samples.resident(3, trainer, largest=True)["input_ids"].shape == (3, 55)
     assert samples_of(DataLoader([make(5)] * 100, 4, collate_fn=pad)).largest_bytes is None
-
-
-def test_ready_batches_and_own_batch_samplers_have_their_own_size() -> None:
-    ready = [{"x": torch.zeros(6, 2)} for _ in range(3)]
-
-    class Ready(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 3
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(ready)
-
-    samples = samples_of(DataLoader(Ready(), batch_size=None))
-    assert (samples.num, samples.num_per_epoch) == (6, 18)
-    assert samples_of(DataLoader(rows(), batch_sampler=[[0], [1, 2, 3]])).num == 2  # type: ignore[arg-type]
 
 
 def drawn(loader: DataLoader[Any], num: int, batch_size: int = 4) -> list[list[float]]:
@@ -314,12 +290,9 @@ def drawn(loader: DataLoader[Any], num: int, batch_size: int = 4) -> list[list[f
         endless.close()
 
 
-def test_a_stream_begins_again_at_its_end() -> None:
+def test_a_stream_begins_again_at_its_end_and_one_shorter_than_a_batch_has_none() -> None:
     found = drawn(DataLoader(Counted(9, shared=False), 4), 5)
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
-
-
-def test_a_stream_shorter_than_a_batch_has_none() -> None:
     with pytest.raises(NoBatchError):
         drawn(DataLoader(Counted(3, shared=False), 4), 1)
 
@@ -331,3 +304,17 @@ def test_the_order_is_the_samplers() -> None:
     assert again == [[1], [2, 3], [1]]
     shuffled = drawn(DataLoader(rows(10), 5, sampler=RandomSampler(rows(10))), 2, batch_size=5)
     assert sorted(itertools.chain(*shuffled)) == list(range(10))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_fetched_with_one_call_are_full_and_have_each_sample_once_an_epoch(num_workers: int) -> None:
+    job = job_with(workload_of(Table(num=24)), "batched_fetch")
+    loader = EndlessLoader(job, LoaderConfig(batch_size=4, num_workers=num_workers))
+    try:
+        batches = [loader.next_batch() for _ in range(18)]
+    finally:
+        loader.close()
+    assert all(inputs.shape == (4, 3) and targets.shape == (4,) for inputs, targets in batches)
+    numbers = [int(row) // 3 for inputs, _ in batches for row in inputs[:, 0]]
+    assert Counter(numbers) == dict.fromkeys(range(24), 3)
+    assert all(torch.equal(targets, inputs[:, 0].long() // 3 % 3) for inputs, targets in batches)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from workload_rig import workload_of
 
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 from loadtune.training import TrainingClient
 from loadtune.training.endless_loader import EndlessLoader
-from loadtune.training.loop import TrainingLoop
-from loadtune.training.protocol import COMPILING, Answer, Phase
+from loadtune.training.loop import time_training
+from loadtune.training.protocol import Answer, Phase
 
 
 @pytest.mark.parametrize(("last_compiled", "expected"), [(1, TrainingRun), (4, TrialFailure)])
@@ -43,10 +43,9 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     line: Any = SimpleNamespace(
         enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
     )
-    loop = TrainingLoop(lambda config: EndlessLoader(workload, config.loader))
-    config = TrialConfig(loader=LoaderConfig(batch_size=2), recipe=Recipe(compile=True))
-    run = loop.time_training(trainer, config, 0.0, line, begins=lambda: None)
-    loop.end()
+    loader = EndlessLoader(workload, LoaderConfig(batch_size=2))
+    run = time_training(trainer, loader, 0.0, line, begins=lambda: None)
+    loader.close()
     assert type(run) is expected
 
 
@@ -83,12 +82,15 @@ class Silent:
         return 0
 
 
-@pytest.mark.parametrize(("phase", "expected"), [(COMPILING, ComputePoint), ("warm-up", TrialFailure)])
+@pytest.mark.parametrize(
+    ("compile", "phase", "expected"),
+    [(True, "warm-up", ComputePoint), (False, "warm-up", TrialFailure), (True, "training", TrialFailure)],
+)
 def test_silence_while_compiling_is_no_hang(
-    phase: str, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile: bool, phase: str, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtune.training.client.TrainingProcess", lambda *given: Silent(phase, silent_s=0.3))
     with TrainingClient(
         WorkloadSpec(), Device(kind="cpu", name="cpu"), log_path=tmp_path / "log", hang_s=0.05
     ) as training:
-        assert type(training.time_compute(Recipe(compile=True), 2, 0.1)) is expected
+        assert type(training.time_compute(Recipe(compile=compile), 2, 0.1)) is expected

@@ -53,15 +53,9 @@ def provoked(call):
     ("error", "kind"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "oom"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a"), "oom"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
-        (RuntimeError("GET was unable to find an engine to execute this computation"), "oom"),
-        (RuntimeError("Unable to find an engine to execute this computation"), "oom"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "oom"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
                       "you tried to allocate 4 bytes. Error code 12 (Cannot allocate memory)"), "host_oom"),
-        (RuntimeError("std::bad_alloc"), "host_oom"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
         (MemoryError(), "host_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
@@ -102,10 +96,9 @@ AMBIGUOUS = [
 @pytest.mark.parametrize(("text", "otherwise"), AMBIGUOUS)
 def test_what_libraries_say_for_many_reasons_is_memory_only_where_it_was_short(text, otherwise):
     error = raised(RuntimeError(text))
-    assert classify_error(error, FULL) == "oom"
+    assert classify_error(error) == classify_error(error, FULL) == "oom"
     assert classify_error(error, ROOMY) == otherwise
     assert classify_error(error, dataclasses.replace(ROOMY, num_retries=1)) == "oom"
-    assert "2.00 GiB of 16.0 GiB" in failure_from(error, "first step", ROOMY).message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the text is the platform's")
@@ -128,7 +121,6 @@ def test_a_killed_worker_is_memory_unless_the_kernel_is_known_to_have_killed_nob
     error = raised(RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "))
     failure = failure_from(error, "training", Circumstances(oom_kills=kills))
     assert failure.kind == kind
-    assert ("not by the kernel" in failure.message) is (kills == 0)
 
 
 def test_a_lost_worker_is_judged_by_the_signal_it_was_lost_to():

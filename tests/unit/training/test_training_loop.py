@@ -1,6 +1,5 @@
 """The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
 
-import multiprocessing
 import time
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from loadtune.bottleneck import late_batches
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, WorkerShare, samples_per_s
 from loadtune.training.endless_loader import EndlessLoader
-from loadtune.training.loop import TimedLoop, WindowRule
+from loadtune.training.loop import Marks, TimedLoop, WindowRule
 
 SLOW_S, QUICK_S = 0.02, 0.001
 TAKE_S = 0.03
@@ -95,7 +94,6 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert parts[slow] > 0.9 * window.num_steps * SLOW_S  # a sleep never ends early
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
     assert (window.wait_s > window.seconds / 2) == (slow == "idle_s")
-    assert window.ready is None
 
 
 def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_steps() -> None:
@@ -105,19 +103,6 @@ def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_st
     windows, _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=3, window_s=0.002)
     assert [window.num_steps % 6 for window in windows] == [0, 0, 0]
     assert [window.num_skipped_steps for window in windows] == [6, 0, 0]
-
-
-def test_closing_ends_workers_in_the_middle_of_a_batch() -> None:
-    """One takes 0.4 s."""
-    before = {worker.pid for worker in multiprocessing.active_children()}
-    loader = EndlessLoader(workload_of(Sleeping(SLOW_S)), LoaderConfig(batch_size=round(0.4 / SLOW_S), num_workers=1))
-    try:
-        loader.next_batch()
-        assert loader.first_batch_s() > 0.4
-        (worker,) = {worker.pid for worker in multiprocessing.active_children()} - before
-    finally:
-        loader.close()
-    assert worker not in {worker.pid for worker in multiprocessing.active_children()}
 
 
 def test_a_slow_worker_is_named_and_equally_slow_ones_are_not() -> None:
@@ -136,8 +121,8 @@ def test_a_slow_worker_is_named_and_equally_slow_ones_are_not() -> None:
 
 def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     windows, _ = run(SleepingTrainer(step_s=SLOW_S), Sleeping(0.0), num_workers=1, num_windows=3)
-    assert windows[-1].ready is not None
-    assert windows[-1].ready > 1  # of the two that one worker keeps ahead
+    assert windows[-1].queue_end is not None
+    assert windows[-1].queue_end > 1  # of the two that one worker keeps ahead
     assert windows[-1].least_unpinned is None  # nothing pins without a GPU
 
 
@@ -159,3 +144,61 @@ def test_batches_that_pile_up_before_a_training_process_that_takes_them_slowly_a
     assert by_the_queue > 1.15 * trained
     assert samples_per_s(windows) == pytest.approx(trained, rel=0.05)
     assert all(w.num_pinned is None and w.least_unpinned is None for w in windows)
+
+
+class FakeDevice:
+    """A stream: work is queued by the host and done in order; an event is passed when all before it is done."""
+
+    def __init__(self) -> None:
+        self.host_s = 0.0
+        self.busy_until_s = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.busy_until_s = max(self.busy_until_s, self.host_s) + seconds
+
+    def synchronize(self) -> None:
+        self.host_s = max(self.host_s, self.busy_until_s)
+
+    def marks(self) -> Marks:
+        return Marks(lambda: FakeEvent(self), FakeEvent.seconds_to)
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device, self.passed_s = device, max(device.busy_until_s, device.host_s)
+
+    def seconds_to(self, end: "FakeEvent") -> float:
+        assert max(self.passed_s, end.passed_s) <= self.device.host_s, "read before the device had passed it"
+        return end.passed_s - self.passed_s
+
+
+def train(device: FakeDevice, marks: Marks, steps: int, *, wait: float, copy: float, compute: float) -> None:
+    for _ in range(steps):
+        device.host_s += wait
+        marks.copying()
+        device.launch(copy)
+        marks.stepping()
+        device.launch(compute)
+        marks.stepped()
+
+
+@pytest.mark.parametrize(
+    ("wait", "copy", "compute", "idle"),
+    [
+        (0.001, 0.01, 0.04, 0.001),  # the host runs ahead: only before the first step the device has nothing to do
+        (0.1, 0.01, 0.04, 0.1 + 9 * (0.1 - 0.05)),  # the loader is the wall: its wait, less what the device still did
+        (0.001, 0.04, 0.01, 0.001),
+    ],
+)
+def test_parts_are_the_devices_own_and_add_up_to_the_window(
+    wait: float, copy: float, compute: float, idle: float
+) -> None:
+    device = FakeDevice()
+    marks = device.marks()
+    train(device, marks, 10, wait=wait, copy=copy, compute=compute)
+    device.synchronize()
+    parts = marks.cut()
+    assert parts["copy_s"] == pytest.approx(10 * copy)
+    assert parts["compute_s"] == pytest.approx(10 * compute)
+    assert parts["idle_s"] == pytest.approx(idle)
+    assert sum(parts.values()) == pytest.approx(device.host_s)

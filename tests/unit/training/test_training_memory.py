@@ -1,16 +1,14 @@
-"""The device's memory: its budget, ``--max-gpu-memory``, a CPU's limit, and which page-locked blocks are kept."""
+"""The device's memory: its budget, ``--max-gpu-memory``, a CPU's limit, and when page-locked blocks are given back."""
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
 
 from loadtune.host.memory import Ram
-from loadtune.records.config import LoaderConfig
 from loadtune.training import memory as bench_memory
-from loadtune.training.memory import CpuMemory, PinnedBlocks, memory_of
+from loadtune.training.memory import CpuMemory, memory_of
 
 
 def test_on_a_cpu_the_budget_holds_what_is_ours_and_stays_within_capacity():
@@ -113,57 +111,15 @@ def test_what_others_take_later_is_not_charged_to_the_limit(
     assert device["fraction"] == pytest.approx(budget_gib / 80)
 
 
-SAMPLE_BYTES = 1000
-BLOCK_BYTES = 1 << 18
-"""What 256 samples go into."""
-
-
-class CountingMemory:
-    """Stands for a `DeviceMemory`: how often blocks were given back."""
-
-    def __init__(self) -> None:
-        self.freed = 0
-
-    def free_pinned(self) -> None:
-        self.freed += 1
-
-    def pinned_bytes(self) -> int | None:
-        return None
-
-
-def blocks(memory: CountingMemory, available_bytes: int = 1 << 40) -> PinnedBlocks:
-    stand_in: Any = memory
-    return PinnedBlocks(stand_in, lambda: available_bytes)
-
-
-def config(batch_size: int = 256, *, pin_memory: bool = True, num_workers: int = 2) -> LoaderConfig:
-    return LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
-
-
-def freed_before(available_bytes: int, *asked: LoaderConfig) -> list[int]:
-    """How often blocks had been given back when each of these runs began."""
-    memory, freed = CountingMemory(), []
-    kept = blocks(memory, available_bytes)
-    for each in asked:
-        kept.keep_for(each, SAMPLE_BYTES)
-        freed.append(memory.freed)
-    return freed
-
-
-def test_blocks_are_kept_beside_those_of_other_sizes_and_through_runs_that_pin_nothing() -> None:
-    asked = [config(256), config(512), config(pin_memory=False), config(512), config(256)]
-    assert freed_before(1 << 40, *asked) == [0] * 5
-
-
-QUEUE = 6 * BLOCK_BYTES
-"""Of two workers and 256 samples; of 512 twice that."""
-
-
-def test_blocks_of_other_sizes_are_given_back_where_they_are_too_much_of_the_memory() -> None:
+@pytest.mark.parametrize(("kept_gib", "is_freed"), [(14, False), (16, True)])
+def test_page_locked_blocks_are_given_back_where_they_are_too_much_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, kept_gib: int, is_freed: bool
+) -> None:
     """What is kept is not available: 15% are of both together."""
-    whole = QUEUE / 0.15
-    unpinned = config(pin_memory=False)
-    assert freed_before(int(whole - QUEUE) + 10, config(256), config(512)) == [0, 0]
-    assert freed_before(int(whole - QUEUE) - 10, config(256), config(512)) == [0, 1]
-    assert freed_before(int(whole - QUEUE) - 10, config(256), unpinned, unpinned) == [0, 1, 1]
-    assert freed_before(0, config(256), config(256)) == [0, 0], "its own are what it would lock again"
+    freed: list[None] = []
+    ram = Ram(total_bytes=200 * GIB, limit_bytes=200 * GIB, available_bytes=(100 - kept_gib) * GIB)
+    monkeypatch.setattr(bench_memory, "read_ram", lambda: ram)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": kept_gib * GIB})
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: freed.append(None))
+    memory_of(torch.device("cuda")).free_pinned()
+    assert bool(freed) is is_freed

@@ -1,14 +1,16 @@
-"""The process from outside: its log keeps its newest part, and its temporary folder has room for sockets."""
+"""The process from outside: what it is told and says, its log, and its temporary folder."""
 
 import os
 import tempfile
+import threading
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
-from loadtune.training import lifeline
-from loadtune.training.lifeline import make_scratch
-from loadtune.training.process import LEFT_OUT, MAX_BYTES, BoundedLog
+from loadtune.records.measurement import Window
+from loadtune.training.process import LEFT_OUT, MAX_BYTES, BoundedLog, make_scratch
+from loadtune.training.protocol import Line, Phase, Stop
 
 
 def write(path: Path, start: int, count: int) -> None:
@@ -52,4 +54,29 @@ def test_a_worker_can_open_its_socket_whatever_the_length_of_the_temporary_folde
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with make_scratch() as folder:
-        assert len(os.fsencode(Path(folder) / "pymp-abcdefgh" / "listener-abcdefgh")) <= lifeline._LONGEST_SOCKET
+        assert len(os.fsencode(Path(folder) / "pymp-abcdefgh" / "listener-abcdefgh")) <= 107
+
+
+def test_the_line_says_what_is_done_and_hears_a_stop() -> None:
+    controller, training = Pipe()
+    line = Line(training)
+    line.enter("training")
+    line.pulse()  # too soon after the phase to be said
+    assert controller.recv() == Phase("training")
+    assert not controller.poll(0)
+    controller.send(Stop())
+    line = Line(training)
+    assert line.stop_asked()
+    assert not line.stop_asked()
+
+
+@pytest.mark.parametrize(("seconds", "hears"), [(100.0, True), (0.4, False)])
+def test_after_a_long_step_the_line_waits_a_moment_for_the_answer(seconds: float, hears: bool) -> None:
+    """Else the step that begins meanwhile is in vain. After a short one it does not wait."""
+    controller, training = Pipe()
+    line = Line(training)
+    line.window(Window(start_s=0.0, seconds=seconds, num_steps=1, num_samples=1))
+    answer = threading.Timer(0.05, controller.send, [Stop()])
+    answer.start()
+    assert line.stop_asked() is hears
+    answer.join()

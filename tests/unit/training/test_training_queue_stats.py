@@ -13,7 +13,7 @@ from loop_rig import LINE, SleepingTrainer
 
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import samples_per_s
-from loadtune.stream.counters import Depth
+from loadtune.stream.torch_private import Depth
 from loadtune.training.loop import TimedLoop, WindowRule
 
 MAKE_S, PIN_S, STEP_S = 0.002, 0.04, 0.01

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from loadtune.errors import WorkloadError
 from loadtune.workload import moved, num_bytes, num_tokens, own_structure, sample_shape, structure_text
-from loadtune.workload.batches import check_dim, places_of, places_of_ready
+from loadtune.workload.batches import places_of, places_of_ready
 
 
 @dataclasses.dataclass
@@ -121,16 +120,11 @@ def test_the_users_code_may_change_the_structure_of_its_own() -> None:
     assert (len(batch), len(batch["x"])) == (2, 1)
 
 
-def test_a_dimension_that_was_named_counts() -> None:
-    batch = (torch.zeros(6, 4), torch.zeros(4), torch.zeros(3))
-    places = places_of_ready(batch, 1)
-    assert places.num_samples(batch) == 4
-    assert [part.shape for part in places.take(batch, [0, 1])] == [(6, 2), (2,), (3,)]
-
-
-def test_a_named_dimension_that_no_tensor_has_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"--batch-dim is 7, .* at most 2 dimensions. Use 0 or 1\."):
-        check_dim((torch.zeros(6, 4), torch.zeros(3)), 7)
+def test_the_first_dimension_of_the_first_tensor_counts_in_a_batch_that_comes_ready() -> None:
+    batch = (torch.zeros(6, 4), torch.zeros(4), torch.zeros(6))
+    places = places_of_ready(batch)
+    assert places.num_samples(batch) == 6
+    assert [part.shape for part in places.take(batch, [0, 1])] == [(2, 4), (4,), (2,)]
 
 
 def test_tokens_are_elements_of_input_ids() -> None:

@@ -1,5 +1,6 @@
 """Names and import paths become datasets and models, or errors that say what to do."""
 
+import struct
 import sys
 
 import pytest
@@ -8,9 +9,9 @@ from PIL import Image
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
-from loadtune.workload import build_workload
-from loadtune.workload.factories import call_factory
+from loadtune.workload import build_workload, transform_text
 from loadtune.workload.models import model_needs
+from loadtune.workload.user_code import made_by
 
 
 def spec(dataset="training_workloads:Images", model="training_workloads:Linear", **more):
@@ -70,24 +71,25 @@ def in_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("before", [[], ["."], [".", "jobs"]])
 def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folder, before):
     sys.path[:0] = [str(in_folder / folder) for folder in before]
-    assert call_factory("jobs/trained_job.py:Made.make", "model") == "jobs"
-    assert call_factory("jobs/../jobs/trained_job.py:Made.make", "model") == "jobs", "the same file"
+    assert made_by("jobs/trained_job.py:Made.make", "model") == "jobs"
+    assert made_by("jobs/../jobs/trained_job.py:Made.make", "model") == "jobs", "the same file"
     with pytest.raises(WorkloadError, match="another module is called 'trained_job'"):
-        call_factory("trained_job.py:Made.make", "model")
+        made_by("trained_job.py:Made.make", "model")
 
 
 @pytest.mark.parametrize(
     ("names", "words"),
     [
         ({"dataset": "training_workloads:"}, ["pkg.mod:name"]),
-        ({"dataset": "training_workloads:needs_arguments"}, ["is a int", "function or class"]),
+        ({"dataset": "training_workloads:needs_arguments"}, ["is a int", "map-style"]),
         (
             {"model": "training_workloads:LitClassifier"},
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
         ),
         ({"model": "training_workloads:frozen"}, ["no trainable parameter"]),
+        ({"model": "timm:resnet18x"}, ["Did you mean resnet18"]),
         ({"model": "raft_small"}, ["no loss", "--loss"]),
-        ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
+        ({"dataset": "Kinetics", "data_root": "."}, ["frames_per_clip", "factory"]),
     ],
 )
 def test_what_cannot_be_used_is_said_with_what_can(names, words):
@@ -95,10 +97,58 @@ def test_what_cannot_be_used_is_said_with_what_can(names, words):
     assert all(word in message for word in words), message
 
 
+def test_without_timm_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert "pip install timm" in str(refused(model="timm:resnet18"))
+
+
 def test_a_module_that_parses_its_command_line_is_told_where_to_put_that(in_folder):
     (in_folder / "parses_its_line.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(WorkloadError, match='under `if __name__ == "__main__":`'):
-        call_factory("parses_its_line.py:Made", "model")
+        made_by("parses_its_line.py:Made", "model")
+
+
+LOADERS = """
+from torch.utils.data import DataLoader, TensorDataset
+import torch
+made = DataLoader(TensorDataset(torch.zeros(9, 4), torch.zeros(9, dtype=torch.long)), batch_size=3)
+
+class PrefetchLoader:
+    loader = made
+"""
+
+
+def test_a_loader_may_be_named_itself_and_one_that_wraps_it_is_told(in_folder):
+    (in_folder / "loaders_of_mine.py").write_text(LOADERS)
+    workload = build_workload(spec(loader="loaders_of_mine.py:made"))
+    assert (workload.loader.batch_size, workload.epoch.num_draws) == (3, 9)
+    message = str(refused(loader="loaders_of_mine.py:PrefetchLoader"))
+    assert "is a PrefetchLoader" in message
+    assert "use_prefetcher=False" in message
+
+
+def write_mnist(folder):
+    """Two digits, in the files that torchvision reads."""
+    (folder / "MNIST" / "raw").mkdir(parents=True)
+    for name in ("train", "t10k"):
+        images = struct.pack(">IIII", 0x803, 2, 28, 28) + bytes(2 * 28 * 28)
+        (folder / "MNIST" / "raw" / f"{name}-images-idx3-ubyte").write_bytes(images)
+        (folder / "MNIST" / "raw" / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + bytes(2))
+
+
+@pytest.mark.parametrize(
+    ("more", "shape"),
+    [
+        ({"model": "training_workloads:Linear"}, (1, 28, 28)),
+        ({"model": "training_workloads:Linear", "image_size": 16}, (1, 16, 16)),
+        ({"model": "squeezenet1_1"}, (3, 224, 224)),
+    ],
+)
+def test_mnist_keeps_one_channel_for_a_model_of_ones_own(tmp_path, more, shape):
+    write_mnist(tmp_path)
+    workload = build_workload(spec(dataset="MNIST", data_root=str(tmp_path), **more))
+    assert workload.dataset[0][0].shape == shape
+    assert "ToTensor" in transform_text(workload.dataset)
 
 
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from workload_rig import workload_of
 
 from loadtune.errors import WorkloadError
 from loadtune.training.describe import check_labels
-from loadtune.workload import class_dimension, collate_samples, num_classes_of_output
+from loadtune.workload import class_dimension, make_batch, make_optimizer, num_classes_of_output
 from loadtune.workload.tasks import class_loss
 
 
@@ -58,25 +59,36 @@ def test_classes_in_the_last_dimension_train_as_in_the_second():
     assert torch.allclose(first, last)
 
 
-def test_auxiliary_heads_of_a_segmentation_model_count_too():
-    logits, targets = torch.randn(2, 5, 4, 4), torch.randint(0, 5, (2, 4, 4))
-    alone = class_loss(Answers({"out": logits}), torch.zeros(2), targets)
-    both = class_loss(Answers({"out": logits, "aux": logits}), torch.zeros(2), targets)
-    assert torch.allclose(both, 1.3 * alone)
-
-
 def test_labels_of_positions_may_be_ignored_those_of_samples_not():
     dense = torch.tensor([[0, 2, -100]])
     check_labels((torch.zeros(1), dense), num_classes=3)
     check_labels((torch.zeros(1), torch.full((1, 2), -100)), num_classes=3)
     with pytest.raises(WorkloadError, match=r"target is 2.*or be -100"):
         check_labels((torch.zeros(1), dense), num_classes=2)
-    with pytest.raises(WorkloadError, match="target is -100"):
+    with pytest.raises(WorkloadError, match=r"target is -100.*Correct the labels or the model"):
         check_labels((torch.zeros(1), torch.tensor([-100])), num_classes=3)
+    with pytest.raises(WorkloadError, match="Give --num-classes, or correct the labels"):
+        check_labels((torch.zeros(1), torch.tensor([3])), num_classes=3, is_own=False)
 
 
 @pytest.mark.parametrize("target", [0.5, torch.zeros(3), True])
 def test_other_targets_need_a_loss(target):
+    samples = [(torch.zeros(2), target)] * 2
     with pytest.raises(WorkloadError, match="give a loss function"):
-        collate_samples([(torch.zeros(2), target)] * 2, [0, 1])
-    assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1], any_target=True)[1].dtype != torch.long
+        make_batch(workload_of(samples), samples)
+    assert make_batch(workload_of(samples), samples, any_target=True)[1].dtype != torch.long
+
+
+def of_parameters(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def of_model(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("function", [of_parameters, of_model, torch.optim.AdamW])
+def test_a_function_that_makes_an_optimizer_takes_the_parameters_or_the_model(function):
+    model = nn.Linear(3, 2)
+    made = make_optimizer(function, model, fused=False)
+    assert made.param_groups[0]["params"] == list(model.parameters())

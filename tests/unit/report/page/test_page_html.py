@@ -71,12 +71,6 @@ def test_the_page_is_one_file_that_may_ask_for_nothing_and_shows_code_as_it_is_t
     assert "\n    num_workers=16,\n" in block[1]
 
 
-def test_it_stays_small_with_many_trials(tmp_path) -> None:
-    page = page_of(with_trials(200), tmp_path)
-    assert len(page.encode()) < 6_000_000
-    assert page.count("<tr data-outcome=") == 200
-
-
 def test_without_plotly_there_is_a_word_on_what_to_do(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(write.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResultError, match="pip install plotly"):

@@ -1,23 +1,19 @@
-"""What the page claims, as data: only what was confirmed, and no more than the interval allows."""
+"""What the pages claim, as data: only what was confirmed, and no more than the intervals allow."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from page_rig import config, cut_short, explained, golden, measured, measurement, with_code_changes, with_trials
 
 from loadtune.records.facts import Device
-from loadtune.records.interval import Interval, around
 from loadtune.records.memory import FitReport
-from loadtune.records.result import Finalist, Trial, TuningResult, Winner
+from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
-from loadtune.report.page.memory import limits_table, memory_lines
+from loadtune.report.page.figures import contestants, gains, memory_lines, timelines, trials
 from loadtune.report.page.roofline import roofline
-from loadtune.report.page.runs import contestants, gains, timelines, trials
-from loadtune.report.page.view import MOST_NOTES, Page, page_view
+from loadtune.report.page.view import MOST_NOTES, Page, board_view, limits_table, page_view
 from loadtune.report.tables import trial_table
 
-FAST, SPARING = config(256, 8, precision="fp16"), config(128, 4, precision="bf16")
 BEST = golden().best.config
 
 
@@ -33,44 +29,12 @@ def traces(figure, panel: int = 0):
     return {trace["name"]: trace for trace in figure.panels[panel].data}
 
 
-def at_power(rate: float, power_w: float):
-    read = Telemetry(seconds=3.0, gpu_power_w=power_w, gpu_energy_j=3.0 * power_w)
-    return measurement(rate, telemetry=read)
-
-
-def by_energy() -> TuningResult:
-    """5 and 7.5 samples/J."""
-    runs, halves = {FAST: at_power(4000, 800.0), SPARING: at_power(3000, 400.0)}, {FAST: 0.03, SPARING: 0.02}
-    result = golden()
-    return replace(
-        result,
-        config=replace(result.config, objective="samples-per-joule"),
-        trials=tuple(
-            Trial(number=number, config=one, origin="search", measurement=runs[one])
-            for number, one in enumerate((SPARING, FAST))
-        ),
-        finalists=tuple(
-            Finalist(config=one, runs=(run,), half_width_fraction=0.05, efficiency_half_width_fraction=halves[one])
-            for one, run in runs.items()
-        ),
-        best=Winner(
-            config=SPARING,
-            samples_per_s=3000.0,
-            half_width_fraction=0.05,
-            speedup=Interval(value=0.75),
-            samples_per_joule=around(7.5, 0.02),
-            efficiency_gain=Interval(value=1.5),
-        ),
-        best_at_your_batch=None,
-    )
-
-
 @pytest.mark.parametrize(
     "result", [golden(), cut_short(), with_trials(1), with_trials(200)], ids=["all", "none", "1", "200"]
 )
 def test_every_figure_is_drawn_or_says_why_not(result) -> None:
     page = page_view(result)
-    shown = [figure for chapter in page.chapters for figure in chapter.figures]
+    shown = [chapter.figure for chapter in page.chapters]
     keys = ["roofline", "gains", "finalists", "memory", "timelines", "trials"]
     assert [figure.key for figure in shown] == keys
     assert all(bool(figure.panels) != bool(figure.missing) for figure in shown)
@@ -125,11 +89,7 @@ def test_the_table_of_trials_sorts_by_figures_and_marks_the_best() -> None:
     assert [each.outcome for each in table.rows] == ["measured", "measured", "failed"]
     assert [each.by_column["samples/s"].order for each in table.rows] == [1610, 4210, None]
     assert [each.is_best for each in table.rows] == [False, True, False]
-    energy = trial_table(by_energy())
-    assert [each.by_column["samples/J"].order for each in energy.rows] == pytest.approx([7.5, 5.0])
-    assert [each.by_column["samples/s"].order for each in energy.rows] == pytest.approx([3000, 4000])
-    for one in (table, energy):
-        assert {tuple(each.by_column) for each in one.rows} == {one.columns}
+    assert {tuple(each.by_column) for each in table.rows} == {table.columns}
 
 
 def test_every_trial_is_drawn_once_under_the_best_so_far_and_what_failed_says_why() -> None:
@@ -142,17 +102,10 @@ def test_every_trial_is_drawn_once_under_the_best_so_far_and_what_failed_says_wh
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
 
 
-def test_contestants_are_shown_run_by_run_by_what_the_run_looked_for() -> None:
+def test_contestants_are_shown_run_by_run() -> None:
     found = traces(contestants(golden()))
     assert found["mean"]["x"] == [4050, 2800, 1620]
     assert len(found["run"]["x"]) == 5
-    figure = contestants(by_energy())
-    mean, runs = figure.panels[0].data
-    assert (mean["x"], runs["x"]) == (pytest.approx([7.5, 5.0]), pytest.approx([7.5, 5.0]))
-    assert mean["error_x"]["array"] == pytest.approx([0.15, 0.15])
-    assert "7.50 samples/J" in runs["text"][0]
-    assert "3,000 samples/s" in runs["text"][0]
-    assert traces(trials(by_energy()))["best so far"]["y"] == pytest.approx([7.5, 7.5])
 
 
 def test_gains_are_the_steps_to_the_answer_then_changes_measured_or_predicted() -> None:
@@ -164,18 +117,15 @@ def test_gains_are_the_steps_to_the_answer_then_changes_measured_or_predicted() 
 
 
 def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_were_tried() -> None:
-    figure = roofline(explained())
-    found, layout = traces(figure), figure.panels[0].layout
-    at = dict(zip(found["workers"]["x"], found["workers"]["y"], strict=True))
+    found = traces(roofline(explained()))
+    workers = found["worker processes"]
+    at = dict(zip(workers["x"], workers["y"], strict=True))
     assert (at[4], at[16], max(at)) == (1800, 7200, 16)
-    assert set(found["pinning"]["y"]) == {4200}
+    assert set(found["pinning thread 86%"]["y"]) == {4200}
     assert found["predicted"]["y"][0] == pytest.approx(0.96 * 430)
     assert found["95% interval"]["fill"] == "toself"
-    names = {label["text"]: label["y"] for label in layout["annotations"]}
-    assert set(names) == {"pinning thread 86%", "GPU 14%", "CPU cores", "worker processes"}  # main is far above
-    top = layout["yaxis"]["range"][1]
-    assert all(above - below >= 0.05 * top - 1e-6 for below, above in pairwise(sorted(names.values())))
-    assert max(names.values()) <= top
+    lines = {"pinning thread 86%", "GPU 14%", "CPU cores", "worker processes"}  # main is far above
+    assert set(found) == {*lines, "95% interval", "predicted", "best"}
 
 
 def test_only_what_was_measured_with_the_winners_recipe_is_marked() -> None:
@@ -205,7 +155,7 @@ def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
     found, shapes = traces(figure), figure.panels[0].layout["shapes"]
     assert found["failed"]["x"] == [3310]
     assert found["trained"]["x"] == [32, 900, 3131, 3296]
-    assert [shape["label"]["text"] for shape in shapes] == ["memory for training", "safe", "largest"]
+    assert [shape["label"]["text"] for shape in shapes] == ["memory for training", "safe"]
     table = limits_table(golden())
     assert table is not None
     assert table.rows[0][1:3] == ("3,131", "3,296")
@@ -217,7 +167,7 @@ def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
     assert limits_table(cut_short()) is None
 
 
-def test_timelines_stand_one_under_the_other_on_one_scale_or_say_why_not() -> None:
+def test_timelines_stand_one_under_the_other_or_say_why_not() -> None:
     def sampled(*values: float | None):
         timeline = Timeline(slice_s=0.5, gpu_utilization_fraction=values)
         return measurement(400, telemetry=Telemetry(seconds=1.5, timeline=timeline))
@@ -226,7 +176,17 @@ def test_timelines_stand_one_under_the_other_on_one_scale_or_say_why_not() -> No
     figure = timelines(replace(golden(), finalists=(Finalist(config=BEST, runs=(sampled(1.0, 0.9),)), yours)))
     assert [panel.title.split(":")[0] for panel in figure.panels] == ["baseline", "best"]
     assert traces(figure)["GPU utilization"]["y"] == [0.0, 1.0, None, None]
-    assert {panel.layout["xaxis"]["range"][1] for panel in figure.panels} == {1.5}
     unsampled = measurement(400, telemetry=Telemetry(seconds=3.0, missing={"timeline": "no /proc here"}))
     none = timelines(replace(golden(), yours=None, finalists=(Finalist(config=BEST, runs=(unsampled,)),)))
     assert none.missing == "This result has no timelines: no /proc here."
+
+
+def test_a_board_has_the_newest_of_each_workload_and_machine_first() -> None:
+    result = golden()
+    new, old = (replace(result, created=f"2026-11-{day:02}T08:00:00Z") for day in (3, 1))
+    other = replace(new, device=replace(result.device, name="A10"), best=None)
+    board = board_view([old, other, new])
+    assert [row.by_column["when (UTC)"].text[:10] for row in board.table.rows] == ["2026-11-03"] * 2 + ["2026-11-01"]
+    assert [row.outcome for row in board.table.rows] == ["no answer", "answer", "answer"]
+    assert [row.by_column["samples/s"].text for row in board.table.rows] == ["–", "4,050 ± 162", "4,050 ± 162"]
+    assert board.subtitle == "3 results, 2 with an answer"

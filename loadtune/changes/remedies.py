@@ -1,0 +1,255 @@
+"""The changes of code that are offered, one class each."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from loadtune.changes.base import NotApplicableError, Remedy, Situation
+from loadtune.model.resources import Job
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import Examined
+
+if TYPE_CHECKING:
+    from loadtune.workload import Workload
+
+
+class DraftDecoding(Remedy):
+    """JPEG files decoded at a reduced size: Pillow's ``draft`` leaves out what a smaller image does not need."""
+
+    name = "draft_decoding"
+    title = "decode JPEG at reduced size (Pillow's draft)"
+    changes = "crops are taken from a reduced image, so small ones are enlarged from fewer pixels"
+    _LINES = """\
+from PIL import Image
+
+def read(path):
+    with Image.open(path) as image:
+        image.draft("RGB", ({size}, {size}))
+        return image.convert("RGB")
+
+{path}.loader = read  # of an ImageFolder"""
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config if len(situation.facts.input_shape) == 3 else None
+
+    def apply(self, workload: "Workload") -> "Workload":
+        from loadtune.changes import datasets
+
+        files = datasets.files_of(workload.dataset)
+        if not datasets.scales_first(datasets.steps_of(workload.dataset)):
+            raise NotApplicableError("its transform does not begin with Resize or RandomResizedCrop: zoom would change")
+        size = datasets.reduced_size(workload)
+        if not datasets.are_reduced(files, size):
+            raise NotApplicableError("its files are no JPEG, or are hardly larger than the images that are trained on")
+        return datasets.with_attributes(workload, loader=partial(datasets.read_reduced, size))
+
+    def compared(self, workload: "Workload") -> "Workload":
+        """Reduced in the same way after decoding: a random crop of a larger image would be another one."""
+        from loadtune.changes import datasets
+
+        size = datasets.reduced_size(workload)
+        return datasets.with_attributes(workload, loader=partial(datasets.read_whole, size))
+
+    def own_code(self, workload: "Workload") -> str:
+        from loadtune.changes import datasets
+
+        dataset = workload.dataset
+        lines = self._LINES.format(path=datasets.path_of(dataset), size=datasets.reduced_size(workload))
+        return "\n".join([*datasets.copy_lines(dataset), lines])
+
+
+class Uint8Transfer(Remedy):
+    """Batches are sent to the GPU as bytes, which makes 32-bit floats there: a quarter of the bytes, and no floats in
+    the workers."""
+
+    name = "uint8_transfer"
+    title = "send uint8 images, make floats on the GPU"
+    changes = "on the GPU a batch takes a quarter more memory, as bytes and as floats"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        facts = situation.facts
+        if not situation.on_gpu or len(facts.input_shape) != 3 or not facts.input_dtype.startswith("float"):
+            return None
+        return situation.config
+
+    def apply(self, workload: "Workload") -> "Workload":
+        from loadtune.changes import datasets
+
+        ending = datasets.ending_of(datasets.steps_of(workload.dataset))
+        steps = [*ending.head, datasets.to_uint8] if ending.makes_tensors else ending.head
+        changed = datasets.with_steps(workload, steps)
+        if not datasets.are_floats_and_bytes(datasets.small_batch(workload), datasets.small_batch(changed)):
+            raise NotApplicableError("its images were never bytes")
+        to_floats = partial(datasets.to_floats, ending.mean, ending.std)
+        return replace(changed, on_device=(*workload.on_device, to_floats))
+
+    def own_code(self, workload: "Workload") -> str:
+        from loadtune.changes import datasets
+
+        dataset = workload.dataset
+        ending = datasets.ending_of(datasets.steps_of(dataset))
+        after = 2 if ending.mean else 1
+        kept = [f"*{datasets.path_of(dataset)}.transform.transforms[:-{after}]"] if ending.head else []
+        kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
+        constants = [
+            "# once, before the training loop",
+            f"mean = torch.tensor({ending.mean}, device=device).view(-1, 1, 1)",
+            f"std = torch.tensor({ending.std}, device=device).view(-1, 1, 1)",
+        ]
+        lines = [
+            *datasets.copy_lines(dataset),
+            "from torchvision.transforms import Compose, v2",
+            "# in the dataset: workers send bytes",
+            *datasets.transform_lines(dataset, kept),
+            *(constants if ending.mean else []),
+            "# in the training loop, once the images are on the GPU",
+            f"images = images.float().div_(255){'.sub_(mean).div_(std)' if ending.mean else ''}",
+        ]
+        return "\n".join(lines)
+
+
+_SHUFFLED = """\
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+sampler, drop_last = RandomSampler(dataset), True"""
+
+_AS_DRAWN = """\
+from torch.utils.data import BatchSampler, DataLoader
+own = loader.batch_sampler  # of your loader as it is: the samples stay in its order
+sampler, drop_last = own.sampler, own.drop_last
+kept = {"generator": loader.generator, "worker_init_fn": loader.worker_init_fn}"""
+
+
+class BatchedFetch(Remedy):
+    """One indexing call a batch instead of one a row: for datasets that can be indexed with a list."""
+
+    name = "batched_fetch"
+    title = "fetch a batch with one indexing call"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        facts = situation.facts
+        return situation.config if facts.fixed_batch_size is None and facts.dataset_length is not None else None
+
+    def apply(self, workload: "Workload") -> "Workload":
+        from torch.utils.data import default_collate
+
+        from loadtune.changes.datasets import batch_of, equal, owner_of
+
+        if workload.loader.collate_fn not in (None, default_collate):
+            raise NotApplicableError("its loader has a collate function of its own")
+        if hasattr(owner_of(workload.dataset), "__getitems__"):
+            raise NotApplicableError("the dataset has __getitems__, so PyTorch already fetches a batch with one call")
+        drawn = workload.epoch.indices
+        indices = [drawn[at] for at in (2, 0, 1) if at < len(drawn)]  # as they are shuffled
+        changed = replace(workload, loader=replace(workload.loader, batched_fetch=True, collate_fn=None))
+        try:
+            at_once = batch_of(changed, indices)
+        except Exception as error:
+            raise NotApplicableError("the dataset cannot be indexed with a list in any order") from error
+        if not equal(at_once, batch_of(workload, indices)):
+            raise NotApplicableError("indexed with a list, the dataset returns other values than one by one")
+        return changed
+
+    def own_code(self, workload: "Workload") -> str:
+        """How samples are drawn."""
+        return _AS_DRAWN if workload.own_loader else _SHUFFLED
+
+    def code(self, situation: Situation, seen: Examined) -> str:
+        loader = situation.config.loader
+        arguments = [f"{name}={value!r}" for name, value in loader.kwargs().items() if name != "batch_size"]
+        arguments += ["**kept"] if seen.code == _AS_DRAWN else []
+        batches = f"batches = BatchSampler(sampler, batch_size={loader.batch_size}, drop_last=drop_last)"
+        made = f"loader = DataLoader(dataset, sampler=batches, batch_size=None, {', '.join(arguments)})"
+        return "\n".join([seen.code, batches, made])
+
+
+class FusedOptimizer(Remedy):
+    """Fused SGD under fp16 takes the scaler's flag on the device, so that no step waits for the device.
+
+    Plain, a fused SGD with momentum does not survive the first step that a GradScaler skips: its momentum is not set
+    then. Momentum that begins at zero is set before.
+    """
+
+    name = "fused_optimizer"
+    title = "fused SGD, momentum set to zero first"
+    changes = "rounding of the optimizer's step"
+    _LINES = """\
+# once, before the training loop, in place of your optimizer
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+for group in optimizer.param_groups:  # GradScaler may skip the first step, which would leave the momentum unset
+    for parameter in group["params"]:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)"""
+    loads = False
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        """With fp16 where that is not the best precision, but may be without its waits."""
+        config = situation.config
+        if not situation.on_gpu or situation.spec.named_optimizer != "sgd":
+            return None
+        waits = replace(config.recipe, precision="fp16", fused_optimizer=False)
+        if config.precision != "fp16" and "fp16" not in situation.precisions:
+            return None
+        if not waits.waits_each_step or (config.precision == "fp16" and config.recipe.fused_optimizer):
+            return None
+        return replace(config, recipe=replace(waits, fused_optimizer=True))
+
+    def own_code(self, workload: "Workload") -> str:
+        return self._LINES
+
+    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+        return replace(job, syncing=job.syncing - {"fp16"})
+
+
+class OpencvThreads(Remedy):
+    """One OpenCV thread in each worker, its own: by itself OpenCV starts as many as there are cores, in every worker.
+
+    ``setNumThreads(0)``, not 1: with 1 a worker that was forked from a process that used OpenCV's threads waits for
+    ever in its next call (seen with OpenCV 5.0).
+    """
+
+    name = "opencv_threads"
+    title = "one OpenCV thread in each worker"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config if situation.config.loader.num_workers else None
+
+    def apply(self, workload: "Workload") -> "Workload":
+        cv2 = sys.modules.get("cv2")
+        if cv2 is None or cv2.getNumThreads() <= 1:
+            raise NotApplicableError("the dataset does not use OpenCV, or uses one thread already")
+        init = partial(one_thread, workload.loader.worker_init_fn)
+        return replace(workload, loader=replace(workload.loader, worker_init_fn=init))
+
+    def own_code(self, workload: "Workload") -> str:
+        is_own = workload.loader.worker_init_fn is not None
+        lines = [
+            "import cv2",
+            *(["init_before = loader.worker_init_fn  # of your loader as it is"] if is_own else []),
+            "",
+            "def one_thread(worker_id):",
+            "    cv2.setNumThreads(0)",
+            *(["    init_before(worker_id)"] if is_own else []),
+            "",
+            "loader = DataLoader(dataset, worker_init_fn=one_thread, ...)",
+        ]
+        return "\n".join(lines)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        cv2 = sys.modules["cv2"]
+        before = cv2.getNumThreads()
+        cv2.setNumThreads(0)
+        try:
+            yield
+        finally:
+            cv2.setNumThreads(before)
+
+
+def one_thread(then: Callable[[int], None] | None, worker_id: int) -> None:
+    """As `partial` makes a ``worker_init_fn`` of it that pickles."""
+    import_module("cv2").setNumThreads(0)
+    if then is not None:
+        then(worker_id)

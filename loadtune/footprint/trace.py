@@ -1,0 +1,331 @@
+"""Memory by source line: `trace_memory` around a block, `run_traced` for a script.
+
+``sys.settrace`` on the calling frame, and on what it calls, tells which line runs: ``sys.monitoring`` is not in Python
+3.11. Only the user's own files are followed: what happens in other frames belongs to the line that called them. The
+tracer that was there before, a debugger or coverage, sees nothing meanwhile and is put back.
+"""
+
+import functools
+import os
+import runpy
+import site
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from loadtune.errors import UsageError
+from loadtune.footprint.trace_ledger import (
+    CudaReading,
+    Ledger,
+    MemoryTrace,
+    Meter,
+    TensorWatch,
+    TracedLine,
+    TracedTensor,
+    Visit,
+)
+from loadtune.units import bytes_text, counted
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_INLINED = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+"""Frames that 3.12 no longer makes for most of these: on every version they belong to the line they stand on."""
+
+
+@functools.cache
+def is_users_file(filename: str) -> bool:
+    """Neither the standard library's nor installed, nor of loadtune. A tracer asks at every call."""
+    if filename.startswith("<"):  # generated code has no lines to show; what is typed at a prompt has
+        return filename.startswith(("<stdin", "<ipython"))
+    path = os.path.realpath(filename)
+    return not any(path.startswith(place + os.sep) for place in _others())
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__), _PACKAGE]
+    return tuple({os.path.realpath(place) for place in places if place})
+
+
+class LineTracer:
+    """Between `start` and `stop` the ledger's current visit is the line that runs in this thread."""
+
+    def __init__(self, ledger: Ledger, before_end: Callable[[Visit], None]) -> None:
+        self._ledger = ledger
+        self._before_end = before_end
+        self._stack: list[Visit] = []
+        self._base: FrameType | None = None
+        self._base_line = 0
+        self._was_global: Any = None
+        self._was_local: Any = None
+
+    def start(self, frame: FrameType) -> None:
+        """Tracing itself begins with ``sys.settrace(self.call)``, the last thing before the caller's first line."""
+        code = frame.f_code
+        if is_users_file(code.co_filename):
+            self._base, self._base_line = frame, frame.f_lineno
+            self._was_local = frame.f_trace
+            frame.f_trace = self._line
+            self._stack = [self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, is_line=False)]
+        else:
+            self._stack = [self._ledger.begin(None, 0, "", is_line=False)]
+        self._was_global = sys.gettrace()
+
+    def stop(self) -> None:
+        """Puts everything back first; then the lines still open end, innermost first."""
+        if not self._stack:  # never started
+            return
+        sys.settrace(self._was_global)
+        if self._base is not None:
+            self._base.f_trace = self._was_local
+        top = self._stack[-1]
+        if len(self._stack) == 1 and top.line == self._base_line:
+            top.is_line = False  # leaving the block runs its ``with`` line once more
+        while self._stack:
+            self._end_top()
+            self._stack.pop()
+            if self._stack:
+                self._ledger.resume(self._stack[-1])
+        self._base = self._was_global = self._was_local = None
+
+    def call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if event != "call" or code.co_name in _INLINED or not is_users_file(code.co_filename):
+            return None
+        self._ledger.pause()
+        # A generator that goes on has no line event of its own.
+        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, is_line=False))
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self._end_top()
+            code = frame.f_code
+            self._stack[-1] = self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name)
+        elif event == "return" and len(self._stack) > 1:
+            self._end_top()
+            self._stack.pop()
+            self._ledger.resume(self._stack[-1])
+        return self._line
+
+    def _end_top(self) -> None:
+        self._ledger.pause()
+        self._before_end(self._stack[-1])
+        self._ledger.end(self._stack[-1])
+
+
+_running = threading.Lock()
+"""One trace at a time in a process: the allocator's peak counter and the optimizers' hook are the process's."""
+
+
+def trace_memory() -> "Tracing":
+    """Record the memory of every source line that runs in the ``with`` block, in this thread.
+
+    ``print(trace.text())`` shows for each line the memory in use, the change, the peak, and the tensors created and
+    freed. ``trace.lines`` holds the same as records, ``trace.peak`` the line with the highest peak, ``trace.json()``
+    all of it. A line that runs several times shows its largest peak.
+
+    Lines of all files outside site-packages and the standard library are recorded; memory that other code allocates is
+    attributed to the line that called it. Inside the block a training step takes several times as long. Outside,
+    nothing is patched. On a GPU every line resets the peak counter of PyTorch's allocator (`max_memory_allocated`).
+
+    Raises UsageError, on entry, inside another trace.
+    """
+    return Tracing()
+
+
+class Tracing:
+    """The trace of ``with trace_memory() as trace``. It can be read inside the block and after it."""
+
+    def __init__(self) -> None:
+        self._meter: Meter = CudaMeter()
+        self._ledger = Ledger(self._meter)
+        self._watch = TensorWatch(self._ledger)
+        self._lines = LineTracer(self._ledger, self._before_end)
+        self._hook: Any = None
+        self._before_bytes = 0
+        self._used = False
+
+    @property
+    def record(self) -> MemoryTrace:
+        """The whole trace as a record; inside the block, the lines that have finished so far."""
+        return MemoryTrace(
+            device=self._meter.device or "cpu",
+            lines=tuple(self._ledger.lines.values()),
+            before_bytes=self._before_bytes,
+        )
+
+    @property
+    def lines(self) -> tuple[TracedLine, ...]:
+        return self.record.lines
+
+    @property
+    def peak(self) -> TracedLine | None:
+        """The line with the highest peak."""
+        return self.record.peak
+
+    def text(self) -> str:
+        """A table of at most 80 columns."""
+        return trace_text(self.record)
+
+    def json(self) -> bytes:
+        """Indented JSON; `MemoryTrace` reads it back through msgspec."""
+        return msgspec.json.format(msgspec.json.encode(self.record), indent=2) + b"\n"
+
+    def __enter__(self) -> "Tracing":
+        if self._used or not _running.acquire(blocking=False):
+            raise UsageError(
+                "trace_memory() was entered inside another trace, or a second time. A process can have one trace at a"
+                " time, and each trace needs its own trace_memory() call. Remove the inner one: the outer trace also"
+                " records the lines of called functions."
+            )
+        self._used = True
+        try:
+            self._ledger.start()
+            self._lines.start(sys._getframe(1))
+            self._watch.look_around()
+            self._before_bytes = self._ledger.in_use
+            self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))
+            self._watch.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._stop()
+            raise
+        sys.settrace(self._lines.call)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        sys.settrace(None)
+        self._stop()
+
+    def _stop(self) -> None:
+        try:
+            if self._hook is not None:
+                self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._hook.remove()
+            self._lines.stop()
+        finally:
+            self._watch.forget()
+            _running.release()
+
+    def _before_end(self, visit: Visit) -> None:
+        if visit.in_backward:
+            self._watch.name_gradients()
+
+
+def run_traced(script: Path, args: list[str], trace: Tracing) -> None:
+    """Run ``script`` as ``python script args`` would, under ``trace``; what ends it is raised.
+
+    Raises UsageError where there is no such script.
+    """
+    if not script.is_file():
+        raise UsageError(f"{script}: no such script. Give the path of a Python file.")
+    argv, path = sys.argv[:], sys.path[:]
+    sys.argv[:] = [str(script), *args]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        with trace:
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv[:], sys.path[:] = argv, path
+
+
+class CudaMeter:
+    """Of the device that is current when CUDA is first seen in use; its allocator's peak counter is started anew."""
+
+    def __init__(self) -> None:
+        self.device: str | None = None
+
+    def read(self) -> CudaReading | None:
+        if self.device is None:
+            if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                return None
+            self.device = f"cuda:{torch.cuda.current_device()}"
+        # The flat `memory_stats` sorts 100 figures for every question.
+        allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        return CudaReading(int(allocated["current"]), int(allocated["peak"]))
+
+    def restart_peak(self) -> None:
+        if self.device is not None:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+_WIDTH = 80
+_MOST_GROUPS = 6
+"""Kinds of tensors listed under a line: a backward pass of a large model makes hundreds; JSON holds them all."""
+_OUTSIDE = "code outside the traced files"
+
+
+def trace_text(trace: MemoryTrace) -> str:
+    """A table of at most 80 columns: lines that made a tensor or changed memory, then the peak."""
+    return "\n".join(line[:_WIDTH].rstrip() for line in _table(trace)) + "\n"
+
+
+def _table(trace: MemoryTrace) -> Iterator[str]:
+    before = bytes_text(trace.before_bytes)
+    yield f"Memory of {trace.device} after each line. CPU tensors before the trace: {before}."
+    yield _columns("line", "source", "in use", "change", "peak")
+    file: str | None = ""
+    shown = [
+        line for line in trace.lines if line.appeared or line.went or line.num_temporaries or line.use.change_bytes
+    ]
+    for line in shown:
+        if line.file != file:
+            file = line.file
+            yield _OUTSIDE if file is None else os.path.relpath(file)
+        yield from _row(line)
+    if left_out := len(trace.lines) - len(shown):
+        yield f"{counted(left_out, 'more line')} made no tensor and changed no memory."
+    if (peak := trace.peak) is not None:
+        place = f"{os.path.basename(peak.file)}:{peak.line}" if peak.file else _OUTSIDE
+        yield f"Peak {bytes_text(peak.use.peak_bytes)} at {place}  {peak.source}"
+
+
+def _row(line: TracedLine) -> Iterator[str]:
+    use = line.use
+    figures = (bytes_text(use.in_use_bytes), _signed(use.change_bytes), bytes_text(use.peak_bytes))
+    unread = "(source not available)" if line.file else f"({_OUTSIDE})"
+    yield _columns(str(line.line or ""), line.source or unread, *figures)
+    yield from _tensor_lines("+", line.appeared)
+    yield from _tensor_lines("-", line.went)
+    if line.num_temporaries:
+        temporary = counted(line.num_temporaries, "temporary tensor")
+        yield f"        ~ {temporary}, {bytes_text(line.temporary_bytes)} in total"
+    if use.unattributed_bytes:
+        yield f"        ? {_signed(use.unattributed_bytes)} not owned by a tensor"
+    if line.num_visits > 1:
+        last = bytes_text(use.last_in_use_bytes)
+        yield f"        ran {line.num_visits:,} times; peak of all runs; {last} in use after the last"
+
+
+def _tensor_lines(sign: str, tensors: Iterable[TracedTensor]) -> Iterator[str]:
+    groups = Counter(tensors)
+    ordered = sorted(groups, key=lambda tensor: -tensor.storage_bytes * groups[tensor])
+    for tensor in ordered[:_MOST_GROUPS]:
+        times = f"{groups[tensor]} × " if groups[tensor] > 1 else ""
+        what = f"{times}{tensor.kind} {list(tensor.shape)} {tensor.dtype}, {bytes_text(tensor.storage_bytes)}"
+        made = f"{os.path.basename(tensor.made_file)}:{tensor.made_line}" if tensor.made_file else "from before"
+        yield f"        {sign} {what}, {tensor.device}" + (f" ({made})" if sign == "-" else "")
+    if rest := ordered[_MOST_GROUPS:]:
+        total = sum(tensor.storage_bytes * groups[tensor] for tensor in rest)
+        yield f"        {sign} {sum(groups[tensor] for tensor in rest)} more, {bytes_text(total)}"
+
+
+def _columns(number: str, source: str, in_use: str, change: str, peak: str) -> str:
+    """5 + 1 + 41 + 3 × 11 make 80."""
+    cut = source if len(source) < 41 else source[:39] + "…"
+    return f"{number:>5} {cut:<41}{in_use:>11}{change:>11}{peak:>11}"
+
+
+def _signed(num_bytes: int) -> str:
+    return "0" if num_bytes == 0 else f"{'+' if num_bytes > 0 else '-'}{bytes_text(abs(num_bytes))}"

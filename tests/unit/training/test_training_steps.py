@@ -1,0 +1,193 @@
+"""Steps on a resident batch: those that warm up, those that are timed, and what a tried batch size takes."""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from workload_rig import workload_of
+
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import Window
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.training import steps
+from loadtune.training.memory import CpuMemory
+from loadtune.training.steps import compact_events, try_steps
+from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
+
+CPU = torch.device("cpu")
+LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
+
+
+class FakeTrainer:
+    """As a GPU: a step costs the host nothing, waiting for the device costs all steps that were given to it.
+
+    Its scaler halves its scale as told by the steps so far.
+    """
+
+    device = CPU
+
+    def __init__(
+        self, step_s: float = 0.0, accumulate: int = 1, halvings: Callable[[int], float] = lambda steps: 0.0
+    ) -> None:
+        self.accumulate, self._step_s, self._halvings = accumulate, step_s, halvings
+        self.now, self.num_steps, self.num_waits, self._pending = 100.0, 0, 0, 0
+
+    def step(self, batch: Any) -> None:
+        self._pending += 1
+        self.num_steps += 1
+
+    def synchronize(self) -> None:
+        self.now += self._pending * self._step_s
+        self._pending = 0
+        self.num_waits += 1
+
+    def loss_is_finite(self) -> None:
+        return None
+
+    def num_samples(self, batch: Any) -> int:
+        return len(batch[0])
+
+    def num_halvings(self) -> float:
+        return self._halvings(self.num_steps)
+
+    def num_compiled(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("halvings", "num_steps"),
+    [
+        (lambda steps: 0.0, 1),
+        (lambda steps: float(min(steps, 5)), 6),  # the sixth is the first that is not skipped
+        (lambda steps: float(steps), 20),  # a model that goes on overflowing
+    ],
+)
+def test_warming_up_goes_on_until_a_step_is_not_skipped(halvings: Callable[[int], float], num_steps: int) -> None:
+    trainer: Any = FakeTrainer(halvings=halvings)
+    steps.warm_up(trainer, (torch.zeros(2, 3), torch.zeros(2)), LINE)
+    assert trainer.num_steps == num_steps
+
+
+def windows_of(monkeypatch: pytest.MonkeyPatch, step_s: float, accumulate: int = 1) -> tuple[tuple[Window, ...], Any]:
+    trainer: Any = FakeTrainer(step_s, accumulate)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: trainer.now))
+    return steps.time_windows(trainer, (torch.zeros(32, 1), torch.zeros(32)), 1.0, LINE), trainer
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.25, 0.4])
+def test_windows_abut_and_take_about_the_time_given(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    windows, trainer = windows_of(monkeypatch, step_s)
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in itertools.pairwise(windows))
+    assert 0.85 <= sum(window.seconds for window in windows) <= 1.0 + 2 * step_s  # half a step a window
+    assert all(window.num_samples / window.seconds == pytest.approx(32 / step_s) for window in windows)
+    assert trainer.num_waits <= 3 * len(windows), "synchronised at edges, not at steps"
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.4])
+def test_each_window_has_whole_rounds_of_accumulated_gradients(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    windows, _ = windows_of(monkeypatch, step_s, accumulate=3)
+    assert all(window.num_steps % 3 == 0 for window in windows)
+    assert len(windows) >= 2
+
+
+BATCH = 6
+
+
+class Watched(nn.Module):
+    """Keeps the size and the mode of each forward pass; a subclass says what evaluation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+        self.passes: list[tuple[int, str]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.passes.append((len(inputs), "training" if self.training else "evaluation"))
+        if not self.training:
+            self.evaluating()
+        return self.head(self.norm(inputs))
+
+    def evaluating(self) -> None:
+        assert not torch.is_grad_enabled()
+
+
+class NoEvaluation(Watched):
+    def evaluating(self) -> None:
+        raise NotImplementedError("this model is for training only")
+
+
+def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(inputs), targets)
+
+
+def run(model: Watched, line: Any = LINE, **asked: Any) -> FitReport:
+    dataset: Any = [(torch.zeros(4), 0)]
+    workload = workload_of(dataset, model, task)
+    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
+    samples = torch.rand(3, 4), torch.arange(3)
+    wanted = BatchTry(recipe=Recipe(), batch_size=BATCH, **asked)
+    return try_steps(trainer, lambda size: resident_batch(samples, size, trainer), wanted, CpuMemory(), line)
+
+
+FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")
+
+
+def test_a_first_step_is_no_step_time() -> None:
+    """It loads kernels and may compile: foretold from it, every larger size would take too long."""
+    assert run(Watched(), num_steps=1).step_s is None
+    assert run(Watched(), num_steps=2).step_s
+    assert run(Watched(), verify=True, num_steps=1).step_s
+
+
+def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
+    model, phases = Watched(), list[str]()
+    line = SimpleNamespace(enter=phases.append, pulse=lambda: None, phase="")
+    report = run(model, line, verify=True, partial_batch_size=2)
+    assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
+    assert phases == ["first step", "steady steps", "evaluation", "partial batch", "steady steps"]
+    assert report.fits
+    assert (report.batch_size, report.partial_batch_size) == (BATCH, 2)
+    assert report.steady_peak_bytes
+    assert model.training
+
+
+def test_a_model_without_an_evaluation_mode_fits() -> None:
+    model = NoEvaluation()
+    report = run(model, verify=True, partial_batch_size=2)
+    assert report.fits
+    assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
+    assert model.training
+
+
+def alloc(addr: int, size: int) -> dict[str, Any]:
+    return {"action": "alloc", "addr": addr, "size": size, "stream": 0}
+
+
+def free(addr: int, action: str = "free_completed") -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": 1, "stream": 0}
+
+
+def test_a_block_is_given_back_when_that_is_completed_and_segments_are_no_requests() -> None:
+    history = [
+        {"action": "segment_alloc", "addr": 0x10, "size": 2 << 20, "stream": 0},
+        alloc(0x10, 512),
+        free(0x10, "free_requested"),
+        alloc(0x20, 600),
+        free(0x10),
+        {"action": "segment_free", "addr": 0x10, "size": 2 << 20, "stream": 0},
+        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
+    ]
+    assert compact_events(history, []) == ((512, 600, -1), ())
+
+
+def test_marks_are_places_in_the_history_and_become_places_in_the_events() -> None:
+    history = [free(0x90), alloc(0x10, 512), free(0x10, "free_requested"), free(0x10), alloc(0x20, 600)]
+    events, starts = compact_events(history, [0, 1, 2, 4])
+    assert events == (512, -1, 600)
+    assert starts == (0, 0, 1, 2)
