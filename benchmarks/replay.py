@@ -193,7 +193,7 @@ def unseen(played: Played, replays: int) -> tuple[float, float]:
             tried.append((asked.config, drawn))
             search.saw(Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn))
         left = [config for config in played.rates if config not in dict(tried)]
-        model = ThroughputModel(search.job, segments_of(tried, [m.samples_per_s for _, m in tried], search.job))
+        model = ThroughputModel(search.job, segments_of(tried, search.job))
         found, truth = model.predict(points_at(left, search.job)), np.log([played.true_rate(c) for c in left])
         noise = SEGMENT_SD / np.sqrt([len(played.rates[c]) for c in left])
         misses += list(np.abs(np.expm1(found.mean - truth)))
@@ -227,7 +227,7 @@ def priors(paths: Sequence[Path]) -> Iterator[str]:
         played = read(path)
         job = search_on(played).job
         seen = [(config, run) for config, runs in played.rates.items() for run in runs]
-        model = ThroughputModel(job, segments_of(seen, [run.samples_per_s for _, run in seen], job))
+        model = ThroughputModel(job, segments_of(seen, job))
         learned, spread = model.learned(), model.draws(400)[0].std(axis=0)
         for name, value, sd, before in zip(names_of(job), learned, spread, prior_of(job)[1], strict=True):
             if sd < before / 2:

@@ -61,8 +61,7 @@ def find_batch_size(
     max_batch_size: largest size to try. None: no limit but memory and the dataset's length.
     device: ``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU.
 
-    On a CPU, sizes are not tried if one step is predicted to take more than 5 s. ``limit`` of the result is then
-    ``time``.
+    On a CPU, a ceiling that would take more than a minute to verify is predicted: ``verified`` of the result is False.
 
     Raises UsageError or WorkloadError for arguments that cannot be used, DeviceError where the device is missing, and
     NothingFitsError where not even the smallest batch trains.
@@ -79,6 +78,10 @@ def find_batch_size(
         data = input_shape_or_dataset if shape is None else f"random {'×'.join(map(str, shape))}"
         parts |= {"model": model_or_factory, "loader" if is_loader(data) else "dataset": data}
         job = Job(**parts)
+        if input_shape_or_dataset is None:
+            raise UsageError(
+                "find_batch_size was given no data. Pass the shape of a sample, a dataset or a DataLoader."
+            )
     refuse_missing(job, "find_batch_size")
     if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
         names = replace(names, image_size=shape[-1])

@@ -102,6 +102,7 @@ def run(
         from loadtune.report.machine import machine_line
         from loadtune.report.page.write import PAGE_FILE
         from loadtune.report.terminal_answer import terminal_answer
+        from loadtune.run import RUN_FILE
         from loadtune.tuner import tune_config
 
         given, folder, kept = settings(TABLE, words), None, TuneConfig()
@@ -121,7 +122,8 @@ def run(
             result = tune_config(config, place, display, resume=folder is not None)
         if not (json and quiet):
             report = place / (PAGE_FILE if (place / PAGE_FILE).exists() else store.RESULT_FILE)
-            goes_on = f"loadtune run --resume {quote(str(place))}" if result.cut_short is not None else None
+            can_go_on = result.cut_short is not None and (place / RUN_FILE).exists()
+            goes_on = f"loadtune run --resume {quote(str(place))}" if can_go_on else None
             typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
         if json:
             typer.echo(store.as_json(result), nl=False)

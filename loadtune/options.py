@@ -179,8 +179,12 @@ def with_settings(config: TuneConfig, given: Mapping[str, Any]) -> TuneConfig:
     """The config with these settings, which have the names of the table."""
 
     def of(owner: type) -> dict[str, Any]:
-        found = {row.name: given[row.name] for row in TABLE if row.owner is owner and row.name in given}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        return {row.name: as_given(row, given[row.name]) for row in TABLE if row.owner is owner and row.name in given}
+
+    def as_given(row: Row, value: Any) -> Any:
+        if row.kind is tuple and isinstance(value, str):  # one word, as on the command line
+            return parsed(row, [value])
+        return tuple(value) if isinstance(value, list) else value
 
     seed = {"seed": given["seed"]} if "seed" in given else {}  # of the search, and of the data
     workload = replace(config.workload, **of(WorkloadSpec), **seed)

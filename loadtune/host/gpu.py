@@ -71,9 +71,12 @@ def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
 def _read_memory(device: NvmlDevice) -> tuple[int, int, int | None] | None:
     """Total, free, and the driver's own. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML
     refuses to say."""
-    answer = device.ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
+    memory = device.value("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
+    if memory is not None:
+        return int(memory.total), int(memory.free), int(memory.reserved)
+    answer = device.ask("nvmlDeviceGetMemoryInfo")
     if answer.value is not None:
-        return int(answer.value.total), int(answer.value.free), int(answer.value.reserved)
+        return int(answer.value.total), int(answer.value.free), None
     if answer.code == NOT_SUPPORTED:
         ram = read_ram()
         return ram.limit_bytes, ram.available_bytes, None

@@ -161,7 +161,8 @@ class Tuner:
         self.epoch += 1
         self.last_end: float | None = None
         self.blocked_then_s = 0.0
-        self.num_delivered, self.num_noted = 0, len(self.loader.counters.switches)
+        self.num_delivered = 0
+        self.num_noted = sum(each.start_s is not None for each in self.loader.counters.switches)
         # A switch that persistent workers still wait for is to come; without workers the first batch begins them.
         delivering = self.iterator.delivering()
         number = (self.loader if delivering is None else delivering).settings.num_workers
@@ -542,7 +543,7 @@ class Tuner:
             switch = switches[self.num_noted]
             self.num_noted += 1
             self._note_switch(switch.at or 0, switch.settings.num_workers)
-            if self.replayed is not None:
+            if self.replayed is not None or self.account.state == "resting":  # what gained nothing is taken back
                 self._now(switch.settings.num_workers)
 
     def _note_switch(self, batch: int, number: int) -> None:

@@ -137,7 +137,7 @@ class MemoryProbe:
         self._reports.append(replace(report, allocations=None))
         if verify:
             self._verified.add(batch_size)
-        if report.allocations is not None:
+        if report.allocations is not None and report.fits:
             self._traces.append(report.allocations)
             self._forecast = forecast_from(self._traces, self._fitting[-1])
         self._end = self._predicted_end()

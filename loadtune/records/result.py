@@ -167,7 +167,7 @@ class Remedies:
     """Of the best configuration."""
 
     tried: tuple[TriedRemedy, ...] = ()
-    """Those that were tried, in order, then those that were only predicted."""
+    """Those that were tried, in order."""
     left_out: tuple[LeftOut, ...] = ()
     """The others, on top of what was kept."""
     config: TrialConfig | None = None

@@ -45,7 +45,7 @@ def step_code(result: TuningResult, config: TrialConfig) -> str:
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
     layout = ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
-    optimizer = ["optimizer = make_optimizer(model.parameters())  # your own function"]
+    optimizer = ["optimizer = make_optimizer(model.parameters())  # your own function, which may take the model"]
     if spec.named_optimizer is not None:
         name, arguments = _OPTIMIZER[spec.named_optimizer]
         fused = ", fused=True" if config.recipe.fused_optimizer else ""

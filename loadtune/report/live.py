@@ -42,7 +42,7 @@ def _measured(rate: float | None, config: TrialConfig | None) -> str:
 
 
 class LiveDisplay:
-    """A listener: ``with LiveDisplay(sys.stderr) as display: tune(config=config, listener=display)``."""
+    """A listener: ``with LiveDisplay(sys.stderr) as display: tune(loader, model=model, listener=display)``."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         """``quiet`` shows warnings only."""

@@ -162,7 +162,7 @@ def changes(result: TuningResult) -> tuple[Gain, ...]:
 
 
 def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, ...]:
-    """What to paste for each change that was looked at, and what it gains; ``kept``: of those that gain for sure
+    """What to paste for each change that was tried, and what it gains; ``kept``: of those that gain for sure
     together, in the order to paste."""
     return tuple(
         Section(
@@ -178,8 +178,8 @@ def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, 
 def _gain_of(each: TriedRemedy) -> str:
     if each.gain is not None:
         return f"Measured alone: {gain_text(each.gain, '99% interval ')}. "
-    why = f", not measured: {each.reason}" if each.reason else ""
-    return "" if each.predicted is None else f"Predicted: {gain_text(each.predicted)}{why}. "
+    predicted = "" if each.predicted is None else f"Predicted: {gain_text(each.predicted)}. "
+    return predicted + (f"Not measured alone: {each.reason}. " if each.reason else "")
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:

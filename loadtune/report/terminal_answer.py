@@ -180,6 +180,7 @@ def _settings(result: TuningResult, found: Finalist) -> str:
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     words = [f"{each.name} {ratio_text(each.ratio.value)}" for each in steps(result, winner)]
-    if words and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
-        words.append(f"change of the code {ratio_text(result.remedies.gain.value)}")
+    changes = result.remedies if winner == result.best else None
+    if words and changes is not None and changes.config is not None and changes.gain is not None:
+        words.append(f"change of the code {ratio_text(changes.gain.value)}")
     return (f"The gain in steps: {', then '.join(words)}.",) if words else ()

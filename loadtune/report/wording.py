@@ -44,13 +44,6 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 }
 """Of a table's width: 13 characters at most."""
 
-_REMEDY_TEXT: Mapping[str, str] = {
-    "compiled": "torch.compile",
-    "start_method": "forkserver",
-    "unordered": "in_order=False",
-}
-"""Remedies whose name is not what a user reads."""
-
 _ACRONYMS = {"cpu": "CPU", "cuda": "CUDA", "gpu": "GPU", "os": "OS", "python": "Python", "ram": "RAM", "sm": "SM"}
 _UNIT = re.compile(r"_(per_s|bytes|fraction|hz|s)$")
 
@@ -110,7 +103,7 @@ def _recipe_parts(recipe: Recipe) -> list[str]:
 
 def remedy_text(name: str) -> str:
     """A remedy in two words or three, by its name: ``uint8 transfer``."""
-    return _REMEDY_TEXT.get(name, name.replace("_", " "))
+    return name.replace("_", " ")
 
 
 def recipe_text(recipe: Recipe) -> str:

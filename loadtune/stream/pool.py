@@ -358,9 +358,9 @@ class _Unstarted:
 class _Starter:
     """Starts the processes of one pool: by fork a few in each step of the loop, else in a thread.
 
-    Under forkserver and spawn a start pickles the dataset and waits for the new process to read it; the thread waits
-    instead of the loop. A fork is fast, and a process must not be forked while another thread is in the middle of
-    something, so the loop's own thread does it.
+    Under forkserver and spawn a start pickles the dataset, which holds the interpreter lock, and waits for the new
+    process to read it; the thread waits instead of the loop. A fork is fast, and a process must not be forked while
+    another thread is in the middle of something, so the loop's own thread does it.
     """
 
     def __init__(self, processes: list[Any], method: str, started: Callable[[Any], None]) -> None:

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import threading
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class SampleTable:
     def __init__(self, descriptor: int | None = None) -> None:
         """``descriptor``: of a table that another process made; it is kept. None: a new one."""
         self._descriptor = _new_memory() if descriptor is None else descriptor
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         self._memory = mmap.mmap(self._descriptor, _NUM_BYTES)
         numbers = memoryview(self._memory).cast("d")
         self._numbers = numbers[: len(numbers) // _ROW * _ROW]
@@ -69,7 +71,7 @@ class SampleTable:
 
     def close_descriptor(self) -> None:
         """The table stays readable, and can be handed to no further process."""
-        os.close(self._descriptor)
+        self._close()
 
     def reserve(self, num_workers: int) -> range:
         """Rows for the workers of a pool, cleared; several pools may be there at a time."""

@@ -46,9 +46,8 @@ _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
 _BEFORE_REQUESTS = (*_BUILDING, "samples")
 # A ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take many times that, and the compiler gives no
-# sign of life. In these phases all is compiled.
+# sign of life: not only in the warm-up, for a batch of the loader may have another shape.
 _COMPILING_HANG_S = 600.0
-_COMPILED = ("first batch", "training")
 # Between two looks for silence and death; an answer ends the wait at once.
 _POLL_S = 0.1
 # A training that dies this often in a row before it has built the workload will not do better the next time.
@@ -129,6 +128,8 @@ class TrainingClient:
         """Build the workload and train one small batch of it; asked once, then remembered."""
         if self._facts is None:
             value = self._ask(Describe(), WorkloadFacts)
+            if isinstance(value, TrialFailure) and value.kind == "crash":
+                value = self._ask(Describe(), WorkloadFacts)  # a start can fail for reasons that pass
             raise_for_the_user(value)
             if isinstance(value, TrialFailure):
                 raise _not_described(value)
@@ -234,7 +235,7 @@ class TrainingClient:
         if self._phase in _BUILDING:
             return max(self._hang_s, _BUILD_HANG_S)
         recipe = request.config.recipe if isinstance(request, TimeTraining) else getattr(request, "recipe", None)
-        compiles = recipe is not None and recipe.compile and self._phase not in _COMPILED
+        compiles = recipe is not None and recipe.compile and self._phase != "first batch"
         return max(self._hang_s, _COMPILING_HANG_S) if compiles else self._hang_s
 
     def _died(self, process: TrainingProcess) -> TrialFailure:

@@ -249,7 +249,8 @@ def _is_memory_error(error: BaseException) -> bool:
 def _is_of_a_semaphore(error: BaseException) -> bool:
     """Whether Python could not make one, which a worker's queue needs, in a /dev/shm that is full or no use at all."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    return isinstance(error, OSError) and any(frame.filename == synchronize.__file__ for frame in frames)
+    raised_there = any(frame.filename == synchronize.__file__ for frame in frames)
+    return raised_there and isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE)
 
 
 def _is_caught(error: BaseException) -> bool:

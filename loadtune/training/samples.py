@@ -127,7 +127,7 @@ class Samples:
             return []
         mean = statistics.fmean(map(len, batches))
         both = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
-        return [make_batch(work, list(itertools.chain(*self._read(each, _GROUP)))) for each in both]
+        return [make_batch(work, list(itertools.chain(*self._read(each, len(each))))) for each in both]
 
     def _read(self, indices: Sequence[Any], at_once: int) -> Iterator[list[Any]]:
         """These samples, so many in one call where the dataset can do that."""

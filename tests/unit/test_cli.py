@@ -434,6 +434,8 @@ def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
 def test_a_run_that_was_cut_short_names_the_command_that_goes_on_with_it(tuner: FakeTuner) -> None:
     assert "--resume" not in invoke("run").stdout
     tuner.result = replace(tuner.result, cut_short="interrupted by Ctrl-C", best=None)
+    assert "--resume" not in invoke("run").stdout, "there is nothing yet to go on with"
+    tuner.measured = True
     assert "loadtune run --resume 'my runs/" in invoke("run", "--out", "my runs").stdout
 
 

@@ -66,11 +66,11 @@ def test_a_model_that_does_not_hold_names_nothing_and_says_why() -> None:
 
 def test_each_change_has_its_gain_or_why_there_is_none_and_its_lines() -> None:
     notes = {one.title.partition(":")[0]: one.note for one in changes_code(golden())}
-    assert list(notes) == ["uint8 transfer", "copy ahead", "forkserver", "torch.compile"]
+    assert list(notes) == ["uint8 transfer", "copy ahead", "start method", "compiled"]
     assert notes["copy ahead"] == (
         "Measured alone: 1.04× (99% interval 1.01–1.07). What changes for training: one more batch of GPU memory."
     )
-    assert notes["torch.compile"].startswith("Predicted: 1.05× (1.01–1.09), not measured: no time was left to try it.")
+    assert notes["compiled"].startswith("Predicted: 1.05× (1.01–1.09). Not measured alone: no time was left to try it.")
     kept = [one.title.partition(":")[0] for one in changes_code(golden(), kept=True)]
     assert kept == ["uint8 transfer", "copy ahead"]
 

@@ -1,5 +1,6 @@
 """Which samples are being loaded: written by one process, read by another, also after the first was killed."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -103,3 +104,13 @@ def test_pools_that_are_there_at_a_time_have_rows_of_their_own() -> None:
 )
 def test_what_did_not_return_is_named(still: list[Loading], text: str) -> None:
     assert did_not_return_text(still, 28.2) == text
+
+
+def test_a_table_that_nobody_holds_closes_its_descriptor() -> None:
+    """A loader makes one in each epoch, in the user's own process."""
+    table = SampleTable()
+    descriptor = table.fileno()
+    del table
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -84,7 +84,12 @@ class Silent:
 
 @pytest.mark.parametrize(
     ("compile", "phase", "expected"),
-    [(True, "warm-up", ComputePoint), (False, "warm-up", TrialFailure), (True, "training", TrialFailure)],
+    [
+        (True, "warm-up", ComputePoint),
+        (False, "warm-up", TrialFailure),
+        (True, "training", ComputePoint),
+        (True, "first batch", TrialFailure),
+    ],
 )
 def test_silence_while_compiling_is_no_hang(
     compile: bool, phase: str, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
