@@ -1,8 +1,7 @@
 """What the training process and everything it started use, by role: CPU time as cores, memory, reads.
 
-In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: two probes; and a guard that
-says, while a request runs, when it is time to end a training process that takes all RAM, before the kernel kills one,
-which need not be the one whose memory grew.
+In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: two probes and a guard. While a
+request runs, the guard says when to end a training process that takes all RAM. The kernel might kill another one.
 """
 
 import time

@@ -1,6 +1,7 @@
 """`find_batch_size` as people call it: objects of a script, a prompt or a notebook, measured in another process."""
 
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -275,8 +276,9 @@ def refused(arguments, options, kind, words):
 
 @pytest.mark.parametrize("name", REFUSED_AT_ONCE)
 def test_what_is_refused_before_a_process_starts(name, monkeypatch):
+    platform.platform()  # Python asks `uname` once, by a process of its own
     monkeypatch.setattr(subprocess, "Popen", None)
-    refused(*REFUSED_AT_ONCE[name])
+    assert refused(*REFUSED_AT_ONCE[name])
 
 
 def raises(*_):

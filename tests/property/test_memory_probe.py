@@ -91,7 +91,7 @@ ROUGH = [surfaces(**{how: True, "retries": retries}) for how in ("jumps", "rippl
 def test_memory_that_jumps_by_up_to_five_per_cent_ripples_or_has_an_allocator_that_tries_again(
     surface: RoughSurface,
 ) -> None:
-    check(surface)
+    assert is_close(check(surface), surface)
 
 
 @given(wall=st.integers(2, 64))
