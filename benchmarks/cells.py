@@ -11,6 +11,7 @@ with targets (B, T). Models return (B, K), (B, K, H, W) or (B, T, K).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One model under one recipe; model and data are names of factories in this module."""
+    """One model under one recipe; names of factories in this module, or of a model of torchvision."""
 
     name: str
     model: str
@@ -44,7 +45,12 @@ class Cell:
         return "channels_last" if self.channels_last else "contiguous"
 
     def make_model(self) -> nn.Module:
-        return globals()[self.model]()
+        return globals()[self.model]() if self.model in globals() else torchvision.models.get_model(self.model)
+
+    @property
+    def model_path(self) -> str:
+        """As a workload names it."""
+        return f"cells:{self.model}" if self.model in globals() else self.model
 
     def make_dataset(self) -> Dataset[Sample]:
         return globals()[self.dataset]()
@@ -76,13 +82,9 @@ UNSEEN = (
 )
 """Models that were not looked at while the probe was built: what it does elsewhere. Asked for by name."""
 
-FAKE = Cell(
-    name="fake-resnet50-fp32-sgd",
-    model="resnet50",
+FAKE = replace(
+    _imagenet("fake-resnet50-fp32-sgd", "resnet50", "fp32", "sgd"),
     dataset="fake_images",
-    num_classes=1000,
-    precision="fp32",
-    optimizer="sgd",
     channels_last=False,
     fused=False,
 )
@@ -90,9 +92,6 @@ FAKE = Cell(
 
 HELD = (("resnet50-bf16-sgd", 0.25), ("vit-b16-bf16-adamw", 0.50))
 """Cells that are measured once more while another process holds that share of the device."""
-
-CLEAN = ("resnet50-bf16-sgd",)
-"""Cells whose probe must leave the device as it was."""
 
 _TINY = Cell(
     name="tiny-fp32-sgd",
@@ -115,7 +114,6 @@ SMOKE_CELLS = (
 SMOKE_FAKE = replace(_TINY, name="tiny-fake-fp32-sgd", dataset="small_fake_images", channels_last=False, fused=False)
 
 SMOKE_HELD = (("tiny-fp32-sgd", 0.25),)
-SMOKE_CLEAN = ("tiny-fp32-sgd",)
 
 
 def cell_named(name: str) -> Cell:
@@ -167,62 +165,21 @@ def _tokens(num_tokens: int, num_classes: int, length: int = LENGTH) -> Repeated
     return Repeated(make, length)
 
 
-def images() -> Repeated:
-    return _images(224, 1000)
+images = partial(_images, 224, 1000)
+masks = partial(_images, 256, 21, dense=True)
+tokens = partial(_tokens, 256, 32_000)
+small_images = partial(_images, 16, 5, 4007)
+small_masks = partial(_images, 16, 3, 4007, dense=True)
+small_tokens = partial(_tokens, 8, 11, 4007)
 
 
-def masks() -> Repeated:
-    return _images(256, 21, dense=True)
-
-
-def tokens() -> Repeated:
-    return _tokens(256, 32_000)
-
-
-def fake_images() -> Dataset[Sample]:
+def fake_images(size: int = 224, num_classes: int = 1000) -> Dataset[Sample]:
     """What `loadtune run --dataset FakeData` makes for a model of 224 pixels."""
-    return _fake(224, 1000)
-
-
-def small_fake_images() -> Dataset[Sample]:
-    return _fake(32, 5)
-
-
-def _fake(size: int, num_classes: int) -> Dataset[Sample]:
     transform = torchvision.transforms.ToTensor()
     return torchvision.datasets.FakeData(LENGTH, (3, size, size), num_classes, transform)
 
 
-def small_images() -> Repeated:
-    return _images(16, 5, 4007)
-
-
-def small_masks() -> Repeated:
-    return _images(16, 3, 4007, dense=True)
-
-
-def small_tokens() -> Repeated:
-    return _tokens(8, 11, 4007)
-
-
-def resnet50() -> nn.Module:
-    return torchvision.models.resnet50()
-
-
-def vit_b_16() -> nn.Module:
-    return torchvision.models.vit_b_16()
-
-
-def mobilenet_v3_large() -> nn.Module:
-    return torchvision.models.mobilenet_v3_large()
-
-
-def densenet121() -> nn.Module:
-    return torchvision.models.densenet121()
-
-
-def convnext_tiny() -> nn.Module:
-    return torchvision.models.convnext_tiny()
+small_fake_images = partial(fake_images, 32, 5)
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

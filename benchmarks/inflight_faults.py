@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from loadtune.inflight import account, gates, hook, iterator, limits, tuner
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
-from loadtune.stream import switching
+from loadtune.stream import pool
 
 BATCHES, SIZE, AT, OTHERS = 24, 4, 4, 3
 LIMIT_S = 40
@@ -267,7 +267,7 @@ def many_threads(job):
 
 @fault
 def stderr_is_closed(job):
-    job.patched(tuner.Tuner, "_note_switches", broken)
+    job.patched(tuner.Tuner, "_delivering", broken)
     sys.stderr.close()
     job.loop(job.loader())
 
@@ -278,9 +278,9 @@ def stderr_is_closed(job):
 @each("tuner_fails_in", {
     name: (owner, name)
     for owner, names in {
-        tuner.Tuner: ("open", "begin", "before_step", "after_step", "end", "_note_switches", "_now"),
-        tuner: ("SwitchingLoader", "Steps"), limits: ("batch_size",), iterator: ("_tuner_of", "_place"),
-        gates: ("Trust", "WatchedSampler", "reason_against"), account: ("keep", "say"),
+        tuner.Tuner: ("open", "begin", "before_step", "after_step", "end", "_look", "_delivering"),
+        tuner: ("SwitchingIterator", "Steps"), limits: ("batch_size",), iterator: ("_tuner_of", "_place"),
+        gates: ("Trust", "WatchedSampler", "reason_against"), account: ("say",),
     }.items()
     for name in names
 })  # fmt: skip
@@ -291,7 +291,7 @@ def tuner_fails_in(job, place):
 
 @each("tuner_fails_without_workers_in", {
     name: (owner, name)
-    for owner, name in ((gates.Trust, "changed"), (gates.Trust, "compare"), (tuner.Tuner, "after_step"))
+    for owner, name in ((gates.Trust, "changed"), (gates, "same_batch"), (tuner.Tuner, "after_step"))
 })  # fmt: skip
 def tuner_fails_without_workers_in(job, place):
     job.patched(*place, broken)
@@ -458,8 +458,7 @@ def run(name, log_path, tuned, replay):
         hook._options = Options(replay=replay)
         hook.install()
         iterator._place = lambda frame: "loop"
-        switching.SwitchingLoader.__init__.__kwdefaults__["hang_s"] = 0.7
-        switching.READY_LIMIT_S = 0.7
+        pool.HANG_S = pool.READY_LIMIT_S = 0.7
     FAULTS[name](job)
 
 

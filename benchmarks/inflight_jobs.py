@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import os
 import signal
-import sys
 import tempfile
 import time
 import zipfile
@@ -255,7 +254,7 @@ def accelerate_dispatch(run):
 
 
 def trainer(run):
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     class Own(Trainer):
         def compute_loss(self, model, inputs, **_):
@@ -265,16 +264,13 @@ def trainer(run):
         vectors, indices = zip(*samples, strict=True)
         return {"vectors": torch.stack(vectors), "indices": torch.tensor(indices)}
 
-    class Quiet(TrainerCallback):
-        pass
-
     arguments = TrainingArguments(
         tempfile.mkdtemp(), per_device_train_batch_size=BATCH, num_train_epochs=1, gradient_accumulation_steps=4,
         dataloader_num_workers=1, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
         remove_unused_columns=False, logging_strategy="no", dataloader_pin_memory=False,
     )  # fmt: skip
     data = Samples(run.given.steps * BATCH, run.given.sample)
-    Own(model=run.model, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Quiet()]).train()
+    Own(model=run.model, args=arguments, train_dataset=data, data_collator=collate).train()
 
 
 def zip_file(run):
@@ -283,16 +279,6 @@ def zip_file(run):
 
 def handle(run):
     run.epochs(1, run.loader(Handle, num_workers=1))
-
-
-def lock(run):
-    """A lock cannot be sent to a worker that is spawned."""
-    import threading
-
-    torch.multiprocessing.set_start_method("spawn")
-    loader = run.loader(num_workers=0)
-    loader.dataset.lock = threading.Lock()
-    run.epochs(1, loader)
 
 
 def stage(run):
@@ -316,24 +302,12 @@ def raises(run):
         run.seen.update(str(error).splitlines()[-1].encode())
 
 
-def tuner_raises(run):
-    """An error in the tuner itself, where it is there."""
-    if "loadtune" in sys.modules:
-        from loadtune.inflight import tuner
-
-        def broken(*_):
-            raise AssertionError("broken on purpose")
-
-        tuner.limits.most_workers = broken
-    plain(run)
-
-
 JOBS = {
     each.__name__: each
     for each in (
         plain, no_workers, persistent, early_break, two_loaders, infinite, new_loaders, spawn, forkserver, lightning,
-        lightning_persistent, trainer, accelerate, accelerate_dispatch, oversubscribed, zip_file, handle, lock, stage,
-        killed, raises, tuner_raises,
+        lightning_persistent, trainer, accelerate, accelerate_dispatch, oversubscribed, zip_file, handle, stage, killed,
+        raises,
     )
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ losses, seconds of the loop.
 """
 
 import argparse
-import hashlib
 import os
 import signal
 import time
@@ -17,59 +16,33 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from inflight_jobs import BATCH, Samples, Training
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
-BATCH = 16
 NAMES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
-class Samples(Dataset):
-    def __init__(self, length, seconds):
-        self.length, self.seconds = length, seconds
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return torch.full((4,), float(index % 11)), index
-
-
-class Training:
-    """Of one rank: its data, its steps, and the digest of all they saw."""
+class Rank(Training):
+    """The training of `inflight_jobs.py`, as one rank of several."""
 
     def __init__(self, given, rank, size):
-        self.given, self.rank, self.size, self.seen = given, rank, size, hashlib.sha256()
-        torch.manual_seed(0)
-        self.model = torch.nn.Linear(4, 1)
+        super().__init__(given)
+        self.rank, self.size = rank, size
         self.data = Samples(given.steps * BATCH * size, given.sample * (2 if rank == given.slow else 1))
 
     def loader(self, **settings):
         return DataLoader(self.data, BATCH, num_workers=self.given.workers, **settings)
-
-    def loss(self, model, batch):
-        vectors, indices = batch
-        loss = (model(vectors) - indices[:, None] / len(self.data)).square().mean()
-        self.seen.update(f"{indices.tolist()} {loss.item()!r}".encode())
-        time.sleep(self.given.step)
-        return loss
-
-    def step(self, model):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
-        model.zero_grad()
 
 
 def ddp(run):
     given = run.given
     if not dist.is_initialized():
         dist.init_process_group("gloo", rank=run.rank, world_size=run.size)
-    model = DistributedDataParallel(run.model)
+    run.model = DistributedDataParallel(run.model)
     sampler = DistributedSampler(run.data, run.size, run.rank, shuffle=True)
     loader, most = run.loader(sampler=sampler), given.steps - (given.short if run.rank == 0 else 0)
-    with model.join() if given.short else nullcontext():
+    with run.model.join() if given.short else nullcontext():
         for epoch in range(given.epochs):
             sampler.set_epoch(epoch)
             for number, batch in enumerate(loader):
@@ -77,19 +50,14 @@ def ddp(run):
                     break
                 if number == given.die_at and run.rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
                     os.kill(os.getpid(), signal.SIGKILL)
-                run.loss(model, batch).backward()
-                run.step(model)
+                run.step(batch)
 
 
 def accelerate(run):
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
-    model, loader = accelerator.prepare(run.model, run.loader(shuffle=True))
-    for _ in range(run.given.epochs):
-        for batch in loader:
-            accelerator.backward(run.loss(model, batch))
-            run.step(model)
+    run.model, loader = Accelerator(cpu=True).prepare(run.model, run.loader(shuffle=True))
+    run.epochs(run.given.epochs, loader)
 
 
 def lightning(run):
@@ -101,10 +69,10 @@ def lightning(run):
             self.inner = run.model
 
         def training_step(self, batch, _):
-            return run.loss(self.inner, batch)
+            return run.loss(batch)
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.01)
+            return run.optimizer()
 
     Trainer(
         accelerator="cpu", devices=run.size, strategy="ddp", max_epochs=run.given.epochs, logger=False, barebones=True,
@@ -124,7 +92,7 @@ def main():
     os.environ.setdefault("MASTER_PORT", "29655")
     torch.set_num_threads(1)
     for how in given.how:
-        run, begun = Training(given, rank, size), time.perf_counter()
+        run, begun = Rank(given, rank, size), time.perf_counter()
         {"ddp": ddp, "lightning": lightning, "accelerate": accelerate}[how](run)
         line = f"{how}: rank {rank} {run.seen.hexdigest()[:16]} {time.perf_counter() - begun:.1f}\n"
         os.write(1, line.encode())  # in one piece: the other rank writes to the same pipe

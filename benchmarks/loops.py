@@ -1,4 +1,4 @@
-"""Plain PyTorch loops of several settings in turn: what trains fastest, with nothing of loadtune in the loop.
+"""The plain PyTorch loop of `peers_child.py` with several settings in turn: nothing of loadtune is in it.
 
     python benchmarks/loops.py --job fake|jpeg --settings bf16:256:16 fp16:512:16:uint8 fp32:128:8
                                [--rounds 4] [--seconds 20] [--told FOLDER]
@@ -18,87 +18,46 @@ import sys
 import time
 
 import torch
+from cells import FAKE
+from peers_child import Answer, Script, endless, send_bytes
 from scipy.stats import t as student
-from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
-from torchvision.datasets import FakeData
-from torchvision.models import resnet50
-from torchvision.transforms import v2
-from workloads import MEAN, STD, _image_folder, spec_of
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+from workloads import MEAN, STD, _image_folder, jpegs, spec_of
 
 
-def dataset_of(job, uint8):
+def answer_of(setting):
+    precision, batch, workers, *rest = setting.split(":")
+    return Answer(
+        batch_size=int(batch),
+        num_workers=int(workers),
+        pin_memory="unpinned" not in rest,
+        non_blocking="unpinned" not in rest,
+        persistent_workers=True,
+        precision=precision,
+        channels_last="contiguous" not in rest,
+        uint8="uint8" in rest,
+    )
+
+
+def trained_per_s(job, answer, device, seconds):
+    """Samples/s of a fresh model and fresh workers."""
+    script = Script(FAKE, answer, device)
     if job == "jpeg":
-        return _image_folder(
-            *([transforms.PILToTensor()] if uint8 else [transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-        )
-    return FakeData(1_281_167, (3, 224, 224), 1000, v2.ToImage() if uint8 else transforms.ToTensor())
-
-
-class Loop:
-    """One setting's training; the model is made once a setting."""
-
-    def __init__(self, job, setting, device):
-        self.precision, batch, workers, *rest = setting.split(":")
-        self.batch, self.workers, self.uint8, self.pinned = (
-            int(batch),
-            int(workers),
-            "uint8" in rest,
-            "unpinned" not in rest,
-        )
-        self.job, self.device = job, device
-        self.format = torch.contiguous_format if "contiguous" in rest else torch.channels_last
-        self.model = resnet50().to(device, memory_format=self.format).train()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
-        self.mean, self.std = (255 * torch.tensor(each, device=device)[:, None, None] for each in (MEAN, STD))
-
-    def step(self, images, labels):
-        images = images.to(self.device, non_blocking=True, memory_format=self.format)
-        labels = labels.to(self.device, non_blocking=True)
-        if self.uint8:
-            images = (images - self.mean) / self.std if self.job == "jpeg" else images.float().div_(255)
-        with torch.autocast(self.device.type, dtype=DTYPES.get(self.precision), enabled=self.precision in DTYPES):
-            loss = nn.functional.cross_entropy(self.model(images), labels)
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    def run(self, seconds):
-        """Samples/s."""
-        loader = DataLoader(
-            dataset_of(self.job, self.uint8),
-            self.batch,
-            shuffle=True,
-            drop_last=True,
-            num_workers=self.workers,
-            pin_memory=self.pinned,
-            persistent_workers=self.workers > 0,
-        )
-        batches = iter(loader)
-        self._until(batches, loader, seconds / 3)
-        before, count, begun = ready(batches), 0, time.monotonic()
-        count, batches = self._until(batches, loader, seconds)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        rate = (count + min(0, ready(batches) - before)) * self.batch / (time.monotonic() - begun)
-        del batches, loader
-        return rate
-
-    def _until(self, batches, loader, seconds):
-        until, count = time.monotonic() + seconds, 0
-        while time.monotonic() < until:
-            batch = next(batches, None)
-            if batch is None:
-                batches = iter(loader)
-                batch = next(batches)
-            self.step(*batch)
-            count += 1
-        return count, batches
+        dataset = _image_folder(transforms.PILToTensor()) if answer.uint8 else jpegs()
+        mean, std = (255 * torch.tensor(each, device=device)[:, None, None] for each in (MEAN, STD))
+        script.to_floats = lambda images: (images - mean) / std
+    else:
+        dataset = FAKE.make_dataset()
+        if answer.uint8:
+            send_bytes(dataset)
+    loader = DataLoader(dataset, shuffle=True, drop_last=True, **answer.loader_kwargs())
+    batches = map(script.on_device, endless(loader))
+    script.run(batches, 1, seconds / 3, math.inf)
+    before = ready(loader._iterator)
+    ends = script.run(batches, 1, seconds, math.inf)
+    shrunk = min(0, ready(loader._iterator) - before)
+    return (len(ends) - 1 + shrunk) * answer.batch_size / (ends[-1] - ends[0])
 
 
 def ready(batches):
@@ -143,7 +102,7 @@ def main():
     for number in range(given.rounds):
         for setting in settings if number % 2 == 0 else settings[::-1]:
             if time.monotonic() - begun < given.within_s:
-                rates[setting].append(Loop(given.job, setting, device).run(given.seconds))
+                rates[setting].append(trained_per_s(given.job, answer_of(setting), device, given.seconds))
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
                 print(number, setting, f"{rates[setting][-1]:,.0f}", file=sys.stderr, flush=True)

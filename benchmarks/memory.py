@@ -1,60 +1,247 @@
 """How near the memory probe comes to the largest batch that trains, and whether its answers hold.
 
-    python benchmarks/memory.py [--parts ceiling,soak,held,clean] [--cells A,B] [--device cuda:0] [--soak-s 120]
+    python benchmarks/memory.py [--parts ceiling,soak,held] [--cells A,B] [--device cuda:0] [--soak-s 120]
                                 [--keep FOLDER] [--from JSON] [--note FILE] [--smoke]
 
 The truth of a cell is bisected to 1% with plain PyTorch, a fresh process for every try: a size is over the ceiling if
 it fails in two of three. Goal: a hard ceiling of 0.97 to 1.00 of it in every cell, in 5 probes and 1 OOM at most,
-ResNet-50 within 10 s; no OOM in two minutes of training at the safe one; the device's memory afterwards as before.
+ResNet-50 within 10 s; no OOM in two minutes of training at the safe one.
 Parts may be run in several calls: --keep writes what is known, --from takes it up again (`soak` needs ceilings).
 --smoke rehearses on a CPU.
 """
 
 import argparse
-import contextlib
-import os
-import shlex
-import signal
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
-from cells import CELLS, CLEAN, HELD, SMOKE_CELLS, SMOKE_CLEAN, SMOKE_HELD, Cell, cell_named
-from memory_note import GIB, RESOLUTION, Ceiling, Claim, Clean, Results, Soak, Truth, goals, is_narrow, note, tables
+from cells import CELLS, HELD, SMOKE_CELLS, SMOKE_HELD, Cell, cell_named
 from processes import (
-    POLL_S,
-    SETTLE_S,
-    Child,
     Job,
     Slot,
+    add_kept,
+    command,
     describe_host,
-    end_all,
+    keeping,
+    markdown_row,
+    markdown_table,
     names,
     run_jobs,
-    without_paths,
+    with_kept,
 )
 
 from loadtune.errors import DeviceError
 from loadtune.host import read_host
 
-PARTS = ("ceiling", "soak", "held", "clean")
+PARTS = ("ceiling", "soak", "held")
 CHILD = "memory_child.py"
-CEILING_S, KNOWN_S, HELD_S, CLEAN_S, SOAK_MORE_S = 90.0, 25.0, 90.0, 30.0, 25.0
+CEILING_S, KNOWN_S, HELD_S, SOAK_MORE_S = 90.0, 25.0, 90.0, 25.0
 """Of a job on an H200, for what still fits into a call: 4 to 6 processes to a truth, 8 to 12 s each."""
 
 VOTERS, MAX_SIZES = 3, 12
 """A bracket is found within 3 sizes where the first is within 1% of the truth, within 6 where it is within 10%."""
 
-REST_S, MIDDLE_BYTES = 0.5, 20 * GIB
-"""Used memory that stays the same for so long is at rest. More bytes than any context or small batch takes."""
+
+RESOLUTION = 0.01
+LOWEST, MAX_PROBES, MAX_OOMS, RESNET_S = 0.97, 5, 1, 10.0
+GIB = 1 << 30
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One size that the probe ran."""
+
+    batch_size: int
+    failed: bool
+    num_retries: int | None
+    num_steady_retries: int | None
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What loadtune says of a cell."""
+
+    hard: int
+    safe: int
+    probes: list[Probe]
+    num_probes: int
+    num_ooms: int
+    bench_s: float
+    """Until the training was up and the workload described."""
+    probe_s: float
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """The bracket around the largest batch that trains: what was seen to fit, and to fail. None: not found."""
+
+    fits: int | None
+    fails: int | None
+    num_processes: int
+    error: str | None = None
+    """What the first process said that could judge its size neither way."""
+    from_earlier: bool = False
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.fits is not None and self.fails is not None and is_narrow(self.fits, self.fails)
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim beside its truth."""
+
+    claim: Claim | None
+    truth: Truth | None
+    error: str | None = None
+
+    def share_of(self, size: int | None) -> float | None:
+        """Hard ceiling over the smallest size that fails: the truth is below that; or over the largest that fits."""
+        return self.claim.hard / size if self.claim is not None and size else None
+
+
+class Soak(msgspec.Struct, frozen=True, kw_only=True):
+    """Minutes of plain training at the safe ceiling."""
+
+    batch_size: int
+    partial_batch_size: int | None = None
+    num_steps: int | None = None
+    num_evaluations: int | None = None
+    seconds: float | None = None
+    step_s: float | None = None
+    num_retries: int | None = None
+    num_late_retries: int | None = None
+    """In the second half of the time."""
+    peak_reserved_bytes: int | None = None
+    oom: str | None = None
+    error: str | None = None
+
+
+class Results(msgspec.Struct, kw_only=True):
+    """Everything; keys are cells, or a cell and what was done to it."""
+
+    host: dict[str, str] = {}
+    commands: list[str] = []
+    ceilings: dict[str, Ceiling] = {}
+    soaks: dict[str, Soak] = {}
+    held: dict[str, Ceiling] = {}
+    failed: dict[str, str] = {}
+    """Jobs that ended in an exception, or were not begun for lack of time."""
+
+    def absorb(self, earlier: "Results") -> None:
+        """Take over what an earlier call found and this one has not."""
+        self.commands = earlier.commands + self.commands
+        for name in ("ceilings", "soaks", "held"):
+            setattr(self, name, getattr(earlier, name) | getattr(self, name))
+
+
+def is_narrow(fits: int, fails: int) -> bool:
+    """Whether nothing is left to be found between the two."""
+    return fails - fits <= max(1.0, RESOLUTION * fits)
+
+
+CEILING_HEAD = (
+    "cell | hard | safe | truth: fits, fails | hard ÷ truth | probes (OOMs) | probe s | training s | sizes tried | "
+    "retries at hard (steady) | processes"
+)
+
+
+def tables(results: Results) -> str:
+    """Every part that was run, one table each."""
+    parts = [
+        ("Ceilings", CEILING_HEAD, [ceiling_row(*each) for each in results.ceilings.items()]),
+        ("With memory held by another process", CEILING_HEAD, [ceiling_row(*each) for each in results.held.items()]),
+        (
+            "Training at the safe ceiling",
+            "cell | batch (partial) | steps, evaluations | s | step s | OOMs | retries (second half) | reserved GiB",
+            [soak_row(*each) for each in results.soaks.items()],
+        ),
+        ("Not measured", "job | why", [markdown_row(each) for each in results.failed.items()]),
+    ]
+    return "\n\n".join(markdown_table(*part) for part in parts if part[2])
+
+
+def ceiling_row(cell: str, found: Ceiling) -> str:
+    claim, truth = found.claim, found.truth
+    if claim is None or truth is None:
+        return markdown_row([cell, found.error, *[None] * 9])
+    at_hard = next((each for each in claim.probes if each.batch_size == claim.hard and not each.failed), None)
+    return markdown_row([
+        cell,
+        claim.hard,
+        claim.safe,
+        f"{truth.fits or '–'}, {truth.fails or '–'}",
+        share_text(found),
+        f"{claim.num_probes} ({claim.num_ooms})",
+        f"{claim.probe_s:.1f}",
+        f"{claim.bench_s:.1f}",
+        ", ".join(f"{each.batch_size}{'✗' if each.failed else ''}" for each in claim.probes),
+        at_hard and f"{at_hard.num_retries} ({at_hard.num_steady_retries})",
+        "known" if truth.from_earlier else f"{truth.num_processes}{'; ' + truth.error if truth.error else ''}",
+    ])  # fmt: skip
+
+
+def share_text(found: Ceiling) -> str:
+    """Both ends of hard ÷ truth; the truth is at least what fits and below what fails."""
+    ends = (found.truth.fails, found.truth.fits) if found.truth else (None, None)
+    return " to ".join("–" if share is None else f"{share:.3f}" for share in map(found.share_of, ends))
+
+
+def soak_row(cell: str, soak: Soak) -> str:
+    size = f"{soak.batch_size} ({soak.partial_batch_size})"
+    if soak.num_steps is None:
+        return markdown_row([cell, size, None, None, None, soak.oom or soak.error, None, None])
+    return markdown_row([
+        cell,
+        size,
+        f"{soak.num_steps}, {soak.num_evaluations}",
+        f"{soak.seconds:.0f}",
+        None if soak.step_s is None else f"{soak.step_s:.3f}",
+        f"1: {soak.oom}" if soak.oom else 0,
+        f"{soak.num_retries} ({soak.num_late_retries})",
+        None if soak.peak_reserved_bytes is None else f"{soak.peak_reserved_bytes / GIB:.1f}",
+    ])  # fmt: skip
+
+
+def goals(results: Results) -> Iterator[tuple[str, bool]]:
+    """Every goal that what was measured can speak to, and whether it is met."""
+    for cell, ceiling in (results.ceilings | results.held).items():
+        yield from ceiling_goals(cell, ceiling)
+    for cell, soak in results.soaks.items():
+        ended = soak.error is None and soak.oom is None and bool(soak.num_steps)
+        yield f"{cell}: trains at {soak.batch_size} for {soak.seconds or 0:.0f} s without an OOM", ended
+    for job in results.failed:
+        yield f"{job}: measured", False
+
+
+def ceiling_goals(cell: str, found: Ceiling) -> Iterator[tuple[str, bool]]:
+    claim, truth = found.claim, found.truth
+    if claim is None or truth is None or truth.fits is None or truth.fails is None:
+        yield f"{cell}: measured", False
+        return
+    yield f"{cell}: truth known to 1%", truth.is_narrow
+    within = claim.hard >= LOWEST * truth.fails and claim.hard <= truth.fits
+    yield f"{cell}: hard ÷ truth {share_text(found)} within {LOWEST:.2f} to 1.00", within
+    yield f"{cell}: {claim.num_probes} probes of {MAX_PROBES}", claim.num_probes <= MAX_PROBES
+    yield f"{cell}: {claim.num_ooms} OOMs of {MAX_OOMS}", claim.num_ooms <= MAX_OOMS
+    if cell.startswith("resnet50"):
+        yield f"{cell}: {claim.probe_s:.1f} s of {RESNET_S:.0f} s", claim.probe_s <= RESNET_S
+
+
+def note(results: Results) -> str:
+    text = [
+        f"# The memory probe on {results.host['Device']}, {datetime.now(UTC):%Y-%m-%d}",
+        ". ".join(f"{name}: {fact}" for name, fact in results.host.items()) + ".",
+        "Commands: " + ", then ".join(f"`{command}`" for command in results.commands) + ".",
+        "A truth is the largest size that trained and the smallest that did not, each in two of up to three fresh "
+        "processes; hard ÷ truth is given over both. ✗ marks a size that ran out of memory.",
+        tables(results),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+# Measuring
 
 
 def vote(run: Callable[[], str]) -> str:
@@ -159,72 +346,6 @@ class Training:
             self.slot.base_bytes = alone
             self.slot.settle()
 
-    def clean(self, cell: Cell, victim: str | None) -> Clean:
-        """Probe, kill nobody, the training or the controller in the middle, and look at what is left."""
-        before = self._at_rest()
-        begun, pids = threading.Event(), list[int]()
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "training":
-                pids.append(event["pid"])
-            else:
-                begun.set()
-
-        child = self.slot.start(CHILD, on_event)
-        pids.append(child.process.pid)
-        child.give(self._probe(cell))
-        at_kill = None
-        if victim is not None:
-            begun.wait(self.limit_s)
-            at_kill = self._middle(child, before)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[-1] if victim == "training" else child.process.pid, signal.SIGKILL)
-        outcome = child.outcome(self.limit_s)
-        settling = time.monotonic()
-        while (alive(pids) or self.slot.used_bytes() != before) and time.monotonic() - settling < SETTLE_S:
-            time.sleep(POLL_S)
-        return Clean(
-            ended="finished" if victim is None else f"{victim} killed",
-            used_before_bytes=before,
-            used_at_kill_bytes=at_kill,
-            used_after_bytes=self.slot.used_bytes(),
-            settle_s=time.monotonic() - settling,
-            num_processes=len(pids),
-            num_left=len(alive(pids)),
-            error=None if victim == "controller" else outcome.error,
-        )
-
-    def _middle(self, child: Child, before: int | None) -> int | None:
-        """Waits until the training tries a large batch, or without a GPU for a moment; returns what was in use then."""
-        used, until = None, time.monotonic() + REST_S
-        while child.process.poll() is None:
-            used = self.slot.used_bytes()
-            if time.monotonic() > until if used is None or before is None else used > before + MIDDLE_BYTES:
-                break
-            time.sleep(0.01)
-        return used
-
-    def _at_rest(self) -> int | None:
-        """What is used once it has stopped changing."""
-        self.slot.settle()
-        used, until = self.slot.used_bytes(), time.monotonic() + SETTLE_S
-        while used is not None and time.monotonic() < until:
-            time.sleep(REST_S)
-            used, last = self.slot.used_bytes(), used
-            if used == last:
-                break
-        return used
-
-
-def alive(leaders: list[int]) -> list[int]:
-    """Processes in the groups that these led; one that is only waiting to be reaped is gone."""
-    left = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) in leaders and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(process.pid)
-    return left
-
 
 def jobs_of(given: argparse.Namespace, training: Training, results: Results) -> Iterator[Job]:
     """Ceilings first: soaks need them."""
@@ -249,10 +370,6 @@ def jobs_of(given: argparse.Namespace, training: Training, results: Results) -> 
     for name, share in (SMOKE_HELD if given.smoke else HELD) if "held" in given.parts else ():
         if name in by_name:
             yield job(results.held, f"{name}, {share:.0%} held", HELD_S, partial(training.held, by_name[name], share))
-    for name in (SMOKE_CLEAN if given.smoke else CLEAN) if "clean" in given.parts else ():
-        for victim in (None, "training", "controller") if name in by_name else ():
-            key = f"{name}, {victim or 'nobody'} killed"
-            yield job(results.clean, key, CLEAN_S, partial(training.clean, by_name[name], victim))
 
 
 def arguments() -> argparse.Namespace:
@@ -262,45 +379,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="cuda:N or cpu")
     parser.add_argument("--soak-s", type=float, default=120.0)
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one process")
-    parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
     parser.add_argument("--known-truth", action="store_true", help="do not look again for truths that --from has")
-    parser.add_argument("--from", dest="earlier", type=Path, action="append", default=[], help="kept by another call")
-    parser.add_argument("--keep", type=Path, help="folder for memory.json and logs")
-    parser.add_argument("--note", type=Path, help="file to keep the note in")
+    add_kept(parser)
     parser.add_argument("--smoke", action="store_true", help="tiny models with a made-up ceiling")
-    return parser.parse_args()
+    return with_kept(parser.parse_args())
 
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: processes end, what is known is kept
-    until = None if given.within_s is None else time.monotonic() + given.within_s
-    keep = given.keep or Path(tempfile.mkdtemp(prefix="memory-"))
-    keep.mkdir(parents=True, exist_ok=True)
     host = read_host()
     try:
-        slot = Slot(given.device or ("cpu" if given.smoke else None), host, keep / "logs")
+        slot = Slot(given.device or ("cpu" if given.smoke else None), host, given.keep / "logs")
     except DeviceError as error:
         sys.exit(str(error))
-    command = shlex.join(["python", "benchmarks/memory.py", *without_paths(sys.argv[1:])])
-    results = Results(commands=[command], host=describe_host(host, slot.device))
+    results = Results(commands=[command()], host=describe_host(host, slot.device))
     for path in given.earlier:
         results.absorb(msgspec.json.decode(path.read_bytes(), type=Results))
-
-    def save() -> None:
-        (keep / "memory.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
-        if given.note is not None:
-            given.note.write_text(note(results))
-
-    try:
-        run_jobs(jobs_of(given, Training(slot, given.limit_s, given.soak_s), results), results.failed, until, save)
-    finally:
-        save()
-        end_all()
+    with keeping(given, "memory.json", results, lambda: note(results)) as save:
+        jobs = jobs_of(given, Training(slot, given.limit_s, given.soak_s), results)
+        run_jobs(jobs, results.failed, given.until, save)
     print(tables(results))
     found = list(goals(results))
     print("\n".join(["", *(f"missed: {goal}" for goal, met in found if not met)]))
-    print(f"{sum(met for _, met in found)} of {len(found)} goals met; {keep / 'memory.json'}")
+    print(f"{sum(met for _, met in found)} of {len(found)} goals met; {given.keep / 'memory.json'}")
     return 0 if all(met for _, met in found) else 1
 
 

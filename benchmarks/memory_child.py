@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from cells import Cell, Training, cell_named, device_of
-from processes import POLL_S, Order, Say, is_oom, serve
+from processes import Order, Say, is_oom, serve
 
 TRUTH_STEPS = 3
 EPOCH_STEPS = 20
@@ -94,7 +94,7 @@ def hold(order: Order, say: Say) -> dict[str, object]:
 
 
 def probe(order: Order, say: Say) -> dict[str, object]:
-    """The ceiling that loadtune finds, asked for as its controller does; the training's process ids as they come."""
+    """The ceiling that loadtune finds, asked for as its controller does."""
     from loadtune.records.config import WorkloadSpec
     from loadtune.records.facts import Device
     from loadtune.training import TrainingClient
@@ -102,7 +102,7 @@ def probe(order: Order, say: Say) -> dict[str, object]:
     cell = cell_named(order["cell"])
     spec = WorkloadSpec(
         dataset=f"cells:{cell.dataset}",
-        model=f"cells:{cell.model}",
+        model=cell.model_path,
         num_classes=cell.num_classes,
         optimizer=cell.optimizer,
     )
@@ -110,10 +110,8 @@ def probe(order: Order, say: Say) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(order.get("log") or folder) / f"training-{cell.name}-{os.getpid()}.log"
         with TrainingClient(spec, device, log_path=log) as training:
-            threading.Thread(target=_tell_pids, args=(training, say), daemon=True).start()
             started = time.monotonic()
             facts = training.describe()
-            say(event="probing")
             ready = time.monotonic()
             ceiling = _ceiling(training, cell, facts)
             seconds = {"bench_s": ready - started, "probe_s": time.monotonic() - ready}
@@ -139,15 +137,6 @@ def _ceiling(training: Any, cell: Cell, facts: Any) -> Any:
     recipe = Recipe(precision=cell.precision, memory_format=cell.memory_format, fused_optimizer=True)
     caps: Any = {"dataset": facts.dataset_length} | ({} if cell.cap is None else {"cap": cell.cap})
     return MemoryProbe(training, recipe, caps, smallest=facts.min_batch_size).verify()
-
-
-def _tell_pids(training: Any, say: Say) -> None:
-    told: int | None = None
-    while True:
-        if training.pid is not None and training.pid != told:
-            told = training.pid
-            say(event="training", pid=told)
-        time.sleep(POLL_S / 2)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,8 @@ gives no answer ends it with exit code 1.
 """
 
 import argparse
-import shlex
-import signal
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +24,15 @@ from peers_tools import CHANGED, OURS, TOOLS, Setup, Tuned, time_answer
 from processes import (
     Job,
     Slot,
+    add_kept,
+    command,
     describe_host,
-    end_all,
+    keeping,
     markdown_row,
     markdown_table,
     names,
     run_jobs,
-    without_paths,
+    with_kept,
 )
 
 from loadtune.errors import DeviceError
@@ -95,12 +93,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timed-s", type=float, help="of one timing at the least: 20, with --quick 1")
     parser.add_argument("--max-timed-s", type=float, help="of one timing at the most: 60, with --quick 2")
     parser.add_argument("--limit-s", type=float, default=360.0, help="for one tool, or one timing")
-    parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
-    parser.add_argument("--from", dest="earlier", type=Path, action="append", default=[], help="kept by another call")
-    parser.add_argument("--keep", type=Path, help="folder for peers.json and logs")
-    parser.add_argument("--note", type=Path, help="file to keep the note in")
+    add_kept(parser)
     parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
-    given = parser.parse_args()
+    given = with_kept(parser.parse_args())
     given.tools = given.tools or tuple(TOOLS)
     given.timed_s = given.timed_s or (1.0 if given.quick else 20.0)
     given.max_timed_s = given.max_timed_s or (2.0 if given.quick else 60.0)
@@ -163,27 +158,27 @@ HEAD = (
     "tool | batch | workers | pinned | precision | recipe | samples/s, same loop | of ours | it claims | tuning s "
     "(search) | remark"
 )
-TIMING_HEAD = "tool | round | samples/s | batches | lengths of the queue | s | first half ÷ second | remark"
 
 
 def tables(results: Results) -> str:
     ranked = sorted(results.tuned, key=lambda tool: results.rate(tool) or 0.0, reverse=True)
     parts = [
-        markdown_table("What each leaves a user with", HEAD, [tool_row(results, tool) for tool in ranked]),
-        markdown_table("Each timing", TIMING_HEAD, _timing_rows(results, ranked)),
+        ("What each leaves a user with", HEAD, [tool_row(results, tool) for tool in ranked]),
+        ("Not measured", "job | why", [markdown_row(each) for each in results.failed.items()]),
     ]
-    if results.failed:
-        failed = [markdown_row([job, why]) for job, why in results.failed.items()]
-        parts.append(markdown_table("Not measured", "job | why", failed))
-    return "\n\n".join(parts)
+    return "\n\n".join(markdown_table(*part) for part in parts if part[2])
 
 
 def tool_row(results: Results, tool: str) -> str:
-    tuned = results.tuned[tool]
-    answer, title = tuned.answer, TOOLS[tool].title
+    tuned, title, rates = results.tuned[tool], TOOLS[tool].title, results.rates(tool)
+    search = "" if tuned.search_s is None else f" ({tuned.search_s:.0f})"
+    seconds, answer = f"{tuned.wall_s:.0f}{search}", tuned.answer
     if answer is None:
-        return markdown_row([title, *[None] * 8, seconds_text(tuned), tuned.error])
-    claimed = None if tuned.claimed_per_s is None else f"{tuned.claimed_per_s:,.0f}"
+        return markdown_row([title, *[None] * 8, seconds, tuned.error])
+    ours, timings = results.rate(OURS) if OURS in results.tuned else None, results.timings.get(answer.key, [])
+    remarks = {tuned.remark, *(timing.error for timing in timings)} - {"", None}
+    if any(timing.drift is not None and abs(timing.drift - 1) > DRIFTED for timing in timings):
+        remarks.add("not steady")
     return markdown_row([
         title,
         answer.batch_size,
@@ -191,30 +186,19 @@ def tool_row(results: Results, tool: str) -> str:
         "yes" if answer.pin_memory else "no",
         answer.precision,
         recipe_text(answer),
-        rate_text(results.rates(tool)),
-        share_text(results, tool),
-        claimed,
-        seconds_text(tuned),
-        tuned.remark,
+        rate_text(rates),
+        f"{statistics.fmean(rates) / ours:.2f}" if rates and ours is not None else None,
+        None if tuned.claimed_per_s is None else f"{tuned.claimed_per_s:,.0f}",
+        seconds,
+        "; ".join(sorted(remarks)),
     ])  # fmt: skip
 
 
 def rate_text(rates: list[float]) -> str | None:
     if not rates:
         return None
-    mean = f"{sum(rates) / len(rates):,.0f}"
-    return mean if len(rates) == 1 else f"{mean} ({min(rates):,.0f} to {max(rates):,.0f})"
-
-
-def share_text(results: Results, tool: str) -> str | None:
-    ours = results.rate(OURS) if OURS in results.tuned else None
-    rate = results.rate(tool)
-    return None if ours is None or rate is None else f"{rate / ours:.2f}"
-
-
-def seconds_text(tuned: Tuned) -> str:
-    search = "" if tuned.search_s is None else f" ({tuned.search_s:.0f})"
-    return f"{tuned.wall_s:.0f}{search}"
+    spread = "" if len(rates) == 1 else f" ({min(rates):,.0f} to {max(rates):,.0f})"
+    return f"{statistics.fmean(rates):,.0f}{spread}"
 
 
 def recipe_text(answer: Answer) -> str:
@@ -231,33 +215,6 @@ def recipe_text(answer: Answer) -> str:
     return ", ".join(name for name, is_chosen in chosen.items() if is_chosen) or "as PyTorch has it"
 
 
-def _timing_rows(results: Results, ranked: list[str]) -> list[str]:
-    rows, seen = [], set()
-    for tool in ranked:
-        answer = results.tuned[tool].answer
-        if answer is not None and answer.key not in seen:
-            seen.add(answer.key)
-            timings = results.timings.get(answer.key, [])
-            rows += [timing_row(TOOLS[tool].title, number, timing) for number, timing in enumerate(timings, 1)]
-    return rows
-
-
-def timing_row(title: str, number: int, timing: Timing) -> str:
-    if timing.samples_per_s is None:
-        return markdown_row([title, number, *[None] * 3, f"{timing.seconds:.0f}", None, timing.error])
-    drifted = timing.drift is not None and abs(timing.drift - 1) > DRIFTED
-    return markdown_row([
-        title,
-        number,
-        f"{timing.samples_per_s:,.0f}",
-        timing.num_batches,
-        None if timing.num_queues is None else f"{timing.num_queues:.1f}",
-        f"{timing.seconds:.1f}",
-        None if timing.drift is None else f"{timing.drift:.2f}",
-        "not steady" if drifted else "",
-    ])  # fmt: skip
-
-
 def note(results: Results, quick: bool) -> str:
     subject = "a tiny model, a rehearsal" if quick else "ResNet-50 on FakeData"
     text = [
@@ -272,15 +229,10 @@ def note(results: Results, quick: bool) -> str:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: processes end, what is known is kept
-    until = None if given.within_s is None else time.monotonic() + given.within_s
-    keep = given.keep or Path(tempfile.mkdtemp(prefix="peers-"))
-    keep.mkdir(parents=True, exist_ok=True)
     host = read_host()
-    command = shlex.join(["python", "benchmarks/peers.py", *without_paths(sys.argv[1:])])
-    results = Results(commands=[command], boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else None)
+    results = Results(commands=[command()], boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else None)
     try:
-        slot = Slot("cpu" if given.quick else None, host, keep / "logs")
+        slot = Slot("cpu" if given.quick else None, host, given.keep / "logs")
         for path in given.earlier:
             results.absorb(msgspec.json.decode(path.read_bytes(), type=Results))
     except (DeviceError, OSError, ValueError) as error:
@@ -294,22 +246,13 @@ def main() -> int:
         limit_s=given.limit_s,
         timed_s=given.timed_s,
         max_s=given.max_timed_s,
-        keep=keep,
+        keep=given.keep,
     )
-
-    def save() -> None:
-        (keep / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
-        if given.note is not None:
-            given.note.write_text(note(results, given.quick))
-
-    try:
+    with keeping(given, "peers.json", results, lambda: note(results, given.quick)) as save:
         if "tune" in given.parts:
-            run_jobs(tuning_jobs(setup, results, given.tools), results.failed, until, save)
+            run_jobs(tuning_jobs(setup, results, given.tools), results.failed, given.until, save)
         if "time" in given.parts:
-            run_jobs(timing_jobs(setup, results, given.tools, given.rounds), results.failed, until, save)
-    finally:
-        save()
-        end_all()
+            run_jobs(timing_jobs(setup, results, given.tools, given.rounds), results.failed, given.until, save)
     print(tables(results))
     return int(given.quick and any(tuned.error for tuned in results.tuned.values()))
 

@@ -64,11 +64,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def loader_kwargs(self) -> dict[str, Any]:
         """What ``DataLoader(dataset, **kwargs)`` takes."""
-        kwargs: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
-            "pin_memory": self.pin_memory,
-        }
+        kwargs: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "num_workers", "pin_memory")}
         if self.num_workers > 0:
             kwargs["persistent_workers"] = self.persistent_workers
             kwargs |= {} if self.prefetch_factor is None else {"prefetch_factor": self.prefetch_factor}
@@ -104,12 +100,17 @@ class Script:
             for parameter in model.parameters():
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
+    @staticmethod
+    def to_floats(images: torch.Tensor) -> torch.Tensor:
+        """Of bytes, as ``ToTensor`` makes them."""
+        return images.float().div_(255)
+
     def on_device(self, batch: Any) -> list[torch.Tensor]:
         return [part.to(self.device, non_blocking=self.answer.non_blocking) for part in batch]
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         if self.answer.uint8:
-            inputs = inputs.float().div_(255)
+            inputs = self.to_floats(inputs)
         inputs = inputs.to(memory_format=self.format)
         dtype = DTYPES.get(self.answer.precision)
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):

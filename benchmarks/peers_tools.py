@@ -79,7 +79,7 @@ def ask_ours(setup: Setup) -> Tuned:
     """The README's command as it stands; on a rehearsal's cell with that cell's model."""
     command = readme_run.COMMAND
     if setup.quick:
-        command = ["run", "--dataset", "FakeData", "--model", f"cells:{setup.cell.model}", *QUICK_RUN]
+        command = ["run", "--dataset", "FakeData", "--model", setup.cell.model_path, *QUICK_RUN]
     started = time.monotonic()
     try:
         run = readme_run.run_command(command, setup.limit_s, PYTHONPATH=python_path())

@@ -5,18 +5,21 @@ The parent starts a script as a `Child` and gives it one order, a line of JSON o
 in lines of JSON on stdout, and ends. A child whose parent is gone ends by itself; `end_all` ends all that were started.
 """
 
+import argparse
 import contextlib
 import json
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -265,11 +268,50 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
-def without_paths(words: list[str]) -> list[str]:
-    """The command as the note gives it: where its files lay is nobody's concern."""
-    paths = ("--keep", "--note", "--from")
-    kept = [word for word, before in zip(words, ["", *words], strict=False) if before not in paths]
-    return [word for word in kept if word.partition("=")[0] not in paths]
+KEPT = ("--keep", "--note", "--from")
+
+
+def add_kept(parser: argparse.ArgumentParser) -> None:
+    """Options of a benchmark that may run in several calls."""
+    parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
+    parser.add_argument("--from", dest="earlier", type=Path, action="append", default=[], help="kept by another call")
+    parser.add_argument("--keep", type=Path, help="folder for the results in JSON, and for logs")
+    parser.add_argument("--note", type=Path, help="file to keep the note in")
+
+
+def with_kept(given: argparse.Namespace) -> argparse.Namespace:
+    given.until = None if given.within_s is None else time.monotonic() + given.within_s
+    given.keep = given.keep or Path(tempfile.mkdtemp(prefix="benchmark-"))
+    given.keep.mkdir(parents=True, exist_ok=True)
+    return given
+
+
+def command() -> str:
+    """As the note gives it: where its files lay is nobody's concern."""
+    words = sys.argv[1:]
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if before not in KEPT]
+    named = [word for word in kept if word.partition("=")[0] not in KEPT]
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *named])
+
+
+@contextlib.contextmanager
+def keeping(
+    given: argparse.Namespace, name: str, results: object, note: Callable[[], str]
+) -> Iterator[Callable[[], None]]:
+    """What writes down all that is known; it is called at the end, too, also at that of a time limit."""
+    import msgspec
+
+    def save() -> None:
+        (given.keep / name).write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+        if given.note is not None:
+            given.note.write_text(note())
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield save
+    finally:
+        save()
+        end_all()
 
 
 def describe_host(host: "HostFacts", device: "Device") -> dict[str, str]:

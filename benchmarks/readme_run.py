@@ -20,7 +20,8 @@ from typing import IO
 
 from loadtune import TuningResult, load_result
 from loadtune.report.store import write_result
-from loadtune.units import counted, rate_text
+from loadtune.report.wording import settings_text
+from loadtune.units import rate_text
 
 COMMAND = ["run", "--dataset", "FakeData", "--model", "resnet50"]
 GOAL_S, GOAL_PER_S = 150.0, 3300.0
@@ -68,15 +69,13 @@ def _text(printed: IO[str]) -> str:
 
 
 def row(number: int, run: Run) -> str:
-    best, config = run.result.best, run.result.best.config if run.result.best else None
-    if best is None or config is None:
+    best = run.result.best
+    if best is None:
         return f"| {number} | {run.seconds:.0f} | nothing confirmed | | |"
     half_width = best.samples_per_s * (best.half_width_fraction or 0.0)
-    what = f"batch {config.batch_size}, {counted(config.loader.num_workers, 'worker')}, "
-    what += f"{'pinned' if config.loader.pin_memory else 'unpinned'}, {config.precision}"
     speedup = "–" if best.speedup is None else f"{best.speedup.value:.1f}×"
     rate = f"{rate_text(best.samples_per_s)} ± {rate_text(half_width)}"
-    return f"| {number} | {run.seconds:.0f} | {rate} | {speedup} | {what} |"
+    return f"| {number} | {run.seconds:.0f} | {rate} | {speedup} | {settings_text(best.config)} |"
 
 
 def note(runs: list[Run]) -> str:

@@ -64,12 +64,6 @@ def show(name: str, result: TuningResult) -> None:
     print("| remedy | workers | predicted | measured | kept | what changes |\n|---|---|---|---|---|---|")
     for each in found.tried:
         print(row(each))
-    print(
-        "".join(
-            f"\nleft out: {each.name}, {each.reason or 'too little gain is expected'}, {_interval(each.predicted)}"
-            for each in found.left_out
-        )
-    )
     if found.samples_per_s is not None:
         print(
             f"\nwith those kept: {found.samples_per_s.value:,.0f}/s ± {found.samples_per_s.half_width or 0:,.0f}/s, "

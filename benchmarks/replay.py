@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,6 @@ from loadtune.search.search import Search, job_of, points_at, segments_of
 from loadtune.search.space import SearchSpace
 
 TABLES = Path(__file__).parent / "measured"
-WAYS = ("loadtune", "TPE", "GP", "random", "workers = cores")
 CONFIRMED, FINALISTS = 3, 4
 UNSEEN_AFTER = 6
 
@@ -104,7 +104,7 @@ def search_on(played: Played) -> Search:
 def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
     """(Trials, finalists) of one replay."""
     search, number = search_on(played), 0
-    while number < most and (asked := search.next(most - number)) is not None:
+    while number < most and (asked := search.next()) is not None:
         drawn = chance.choice(played.rates[asked.config])
         search.saw(
             Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn, predicted=asked.predicted)
@@ -115,11 +115,11 @@ def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, 
 
 
 def by_sampler(
-    played: Played, most: int, chance: random.Random, make: Callable[[int], optuna.samplers.BaseSampler]
+    played: Played, most: int, chance: random.Random, make: Callable[..., optuna.samplers.BaseSampler]
 ) -> tuple[int, list[TrialConfig]]:
     """Optuna's sampler over the same rows: what it asks for counts as the nearest row."""
     space = space_of(played)
-    study = optuna.create_study(direction="maximize", sampler=make(chance.randrange(2**31)))
+    study = optuna.create_study(direction="maximize", sampler=make(seed=chance.randrange(2**31)))
     study.enqueue_trial({name: axis.index(space.point(played.baseline)[name]) for name, axis in space.axes.items()})
     seen: dict[TrialConfig, list[float]] = {}
     for _ in range(most):
@@ -148,20 +148,19 @@ def by_cores(played: Played, most: int, chance: random.Random) -> tuple[int, lis
     return 1, [min(played.rates, key=away)]
 
 
+WAYS = {
+    "loadtune": by_loadtune,
+    "TPE": partial(by_sampler, make=partial(optuna.samplers.TPESampler, n_startup_trials=5)),
+    "GP": partial(by_sampler, make=partial(optuna.samplers.GPSampler, n_startup_trials=5)),
+    "random": partial(by_sampler, make=optuna.samplers.RandomSampler),
+    "workers = cores": by_cores,
+}
+
+
 def replayed(played: Played, way: str, most: int, seed: int) -> tuple[int, float]:
     """(Trials, regret)."""
     chance = random.Random(seed)
-    if way == "loadtune":
-        number, picked = by_loadtune(played, most, chance)
-    elif way == "workers = cores":
-        number, picked = by_cores(played, most, chance)
-    else:
-        samplers = {
-            "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=5),
-            "GP": lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=5),
-            "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
-        }
-        number, picked = by_sampler(played, most, chance, samplers[way])
+    number, picked = WAYS[way](played, most, chance)
     confirmed = {
         config: statistics.fmean(chance.choice(played.rates[config]).samples_per_s for _ in range(CONFIRMED))
         for config in picked
@@ -171,13 +170,11 @@ def replayed(played: Played, way: str, most: int, seed: int) -> tuple[int, float
 
 def every_row_once(played: Played, replays: int) -> float:
     """95th percentile of the regret."""
-    chance = random.Random(0)
-
-    def once() -> float:
+    chance, regrets = random.Random(0), list[float]()
+    for _ in range(replays):
         drawn = {config: chance.choice(runs).samples_per_s for config, runs in played.rates.items()}
-        return played.regret(max(drawn, key=drawn.__getitem__))
-
-    return float(np.quantile([once() for _ in range(replays)], 0.95))
+        regrets.append(played.regret(max(drawn, key=drawn.__getitem__)))
+    return float(np.quantile(regrets, 0.95))
 
 
 def unseen(played: Played, replays: int) -> tuple[float, float]:
@@ -186,7 +183,7 @@ def unseen(played: Played, replays: int) -> tuple[float, float]:
     for seed in range(replays):
         search, chance, tried = search_on(played), random.Random(seed), list[tuple[TrialConfig, Measurement]]()
         for number in range(UNSEEN_AFTER):
-            asked = search.next(100)
+            asked = search.next()
             if asked is None:
                 break
             drawn = chance.choice(played.rates[asked.config])
@@ -226,9 +223,8 @@ def priors(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         played = read(path)
         job = search_on(played).job
-        seen = [(config, run) for config, runs in played.rates.items() for run in runs]
-        model = ThroughputModel(job, segments_of(seen, job))
-        learned, spread = model.learned(), model.draws(400)[0].std(axis=0)
+        model = ThroughputModel(job, segments_of([(c, run) for c, runs in played.rates.items() for run in runs], job))
+        learned, spread = model.learned(), model.draws(400, model.segments)[0].std(axis=0)
         for name, value, sd, before in zip(names_of(job), learned, spread, prior_of(job)[1], strict=True):
             if sd < before / 2:
                 found.setdefault(name if name in PRIORS else "compute", []).append(float(value))
@@ -243,7 +239,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path)
     parser.add_argument("--replays", type=int, default=100)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--priors", action="store_true", help="what the tables say of each prior")
     parser.add_argument("--most", type=int, default=12, help="trials, as --trials of a run")
     return parser.parse_args(words)

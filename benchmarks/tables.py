@@ -28,10 +28,10 @@ from workloads import spec_of
 
 from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.limits.bounds import host_memory_refusal
+from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window, WorkerShare
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window
 from loadtune.records.telemetry import Telemetry
 from loadtune.run import Run
 from loadtune.search.segment import Segment, run_trial
@@ -87,13 +87,13 @@ class Machine:
     """A training process, its sensor, and the stages of a run before the search."""
 
     def __init__(self, spec: WorkloadSpec, folder: Path, max_batch_size: int | None) -> None:
-        self.config, self.host = TuneConfig(workload=spec, max_batch_size=max_batch_size), read_host()
-        self.clock = MonotonicClock()
+        self.host, self.clock = read_host(), MonotonicClock()
         self.device = choose_device(self.host, None)
         self.training = TrainingClient(spec, self.device, log_path=folder / "training.log")
-        self.sensor = Sampler(self.device, lambda: self.training.pid, self.host.num_usable_cores)
-        parts = (self.clock, self.training, self.sensor, folder, read_host, lambda progress: None)
-        self.run = Run(self.config, self.host, self.device, "table", *parts)
+        self.sensor = Sampler(self.device, lambda: self.training.pid)
+        config = TuneConfig(workload=spec, max_batch_size=max_batch_size)
+        parts = (self.clock, self.training, self.sensor, folder, read_host)
+        self.run = Run(config, self.host, self.device, "table", *parts)
 
     def space(self) -> SearchSpace:
         """Also tells `run` of facts, recipes and memory ceilings."""
@@ -183,11 +183,7 @@ def main() -> int:
                     facts=facts,
                     compute=tuple(replace(each, windows=summed(each.windows)) for each in machine.curve(space)),
                 )
-            able = [
-                config
-                for config in space.modelled()
-                if host_memory_refusal(config.loader, facts.sample_bytes, machine.host) is None
-            ]
+            able = [config for config in space.modelled() if fits_host(config.loader, facts.sample_bytes, machine.host)]
             print(f"calibrated in {time.monotonic() - begun:.0f} s; {len(able)} settings", flush=True)
             table = fill(machine, space, able, table, given, begun + given.within_s)
     done = bool(table.rows) and all(len(row.runs) >= given.rounds for row in table.rows)
@@ -224,21 +220,13 @@ def fill(
 
 def slim(measured: Measurement) -> Measurement:
     """What the search and the throughput model read of it."""
-    telemetry, workers = measured.telemetry, measured.workers
-    if telemetry is not None:
-        telemetry = Telemetry(
-            seconds=telemetry.seconds,
-            workers_cpu_cores=telemetry.workers_cpu_cores,
-        )
-    if workers:
-        made = sum(worker.num_made for worker in workers), sum(worker.made_s for worker in workers)
-        workers = (WorkerShare(num_made=made[0], made_s=made[1]),)
+    seen = measured.telemetry
     return Measurement(
         windows=summed(measured.windows),
         first_batch_s=measured.first_batch_s,
         seconds=measured.seconds,
-        telemetry=telemetry,
-        workers=workers,
+        telemetry=seen and Telemetry(seconds=seen.seconds, workers_cpu_cores=seen.workers_cpu_cores),
+        refill_s=measured.refill_s,
     )
 
 

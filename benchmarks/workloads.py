@@ -7,6 +7,7 @@ takes no arguments: ``WORKLOAD_SMALL`` and ``WORKLOAD_JPEGS``, which `spec_of` s
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,62 +19,36 @@ from loadtune.records.config import WorkloadSpec
 SMALL, JPEGS = "WORKLOAD_SMALL", "WORKLOAD_JPEGS"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+_CNN = "workloads:small_cnn"
+
+
+def _own(dataset: str, model: str, small_model: str, optimizer: str = "sgd") -> tuple[WorkloadSpec, WorkloadSpec]:
+    """With a dataset of this module: at full size, and small."""
+    full = WorkloadSpec(dataset=f"workloads:{dataset}", model=model, optimizer=optimizer)
+    return full, replace(full, model=small_model, optimizer="sgd")
+
+
 SPECS = {
     "fake-resnet50": (
         WorkloadSpec(dataset="FakeData", model="resnet50"),
-        WorkloadSpec(dataset="FakeData", model="workloads:small_cnn", image_size=64, num_classes=10),
+        WorkloadSpec(dataset="FakeData", model=_CNN, image_size=64, num_classes=10),
     ),
-    "jpeg-vit": (
-        WorkloadSpec(dataset="workloads:jpegs", model="vit_b_16", optimizer="adamw"),
-        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
-    ),
-    "jpeg-resnet50": (
-        WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
-        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
-    ),
-    "jpeg-bytes-resnet50": (
-        WorkloadSpec(dataset="workloads:jpeg_bytes", model="workloads:resnet50_of_bytes"),
-        WorkloadSpec(dataset="workloads:jpeg_bytes", model="workloads:small_cnn_of_bytes"),
-    ),
-    "large-jpeg-resnet50": (
-        WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
-        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
-    ),
-    "erased-resnet50": (
-        WorkloadSpec(dataset="workloads:erased", model="resnet50"),
-        WorkloadSpec(dataset="workloads:erased", model="workloads:small_cnn"),
-    ),
-    "memory-mlp": (
-        WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
-        WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
-    ),
-    "rows": (
-        WorkloadSpec(dataset="workloads:rows", model="workloads:small_mlp"),
-        WorkloadSpec(dataset="workloads:rows", model="workloads:small_mlp"),
-    ),
-    "sleeping": (
-        WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
-        WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
-    ),
-    "filtered": (
-        WorkloadSpec(dataset="workloads:filtered", model="workloads:small_cnn"),
-        WorkloadSpec(dataset="workloads:filtered", model="workloads:small_cnn"),
-    ),
-    "opencv": (
-        WorkloadSpec(dataset="workloads:blurred", model="workloads:small_cnn"),
-        WorkloadSpec(dataset="workloads:blurred", model="workloads:small_cnn"),
-    ),
-    "compute": (
-        WorkloadSpec(dataset="workloads:pixels", model="convnext_large", optimizer="adamw"),
-        WorkloadSpec(dataset="workloads:pixels", model="resnet18", num_classes=10),
-    ),
+    "jpeg-vit": _own("jpegs", "vit_b_16", _CNN, "adamw"),
+    "jpeg-resnet50": _own("jpegs", "resnet50", _CNN),
+    "jpeg-bytes-resnet50": _own("jpeg_bytes", "workloads:resnet50_of_bytes", "workloads:small_cnn_of_bytes"),
+    "large-jpeg-resnet50": _own("jpegs", "resnet50", _CNN),
+    "erased-resnet50": _own("erased", "resnet50", _CNN),
+    "memory-mlp": _own("vectors", "workloads:mlp", "workloads:mlp"),
+    "rows": _own("rows", "workloads:small_mlp", "workloads:small_mlp"),
+    "sleeping": _own("sleepers", "workloads:mlp", "workloads:mlp"),
+    "filtered": _own("filtered", _CNN, _CNN),
+    "opencv": _own("blurred", _CNN, _CNN),
+    "compute": _own("pixels", "convnext_large", "resnet18", "adamw"),
 }
 """By name: at full size, and small."""
 
 PHOTOS = {
-    "jpeg-vit": ((600, 100_000, 500), (64, 256, 160)),
-    "jpeg-resnet50": ((600, 100_000, 500), (64, 256, 160)),
-    "jpeg-bytes-resnet50": ((600, 100_000, 500), (64, 256, 160)),
+    **dict.fromkeys(("jpeg-vit", "jpeg-resnet50", "jpeg-bytes-resnet50"), ((600, 100_000, 500), (64, 256, 160))),
     "large-jpeg-resnet50": ((200, 400, 2_000), (64, 64, 640)),
 }
 """Of those that read JPEG files: (photographs, files that are hard links to them, pixels of the longer side), at full

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from loadtune.adopt import answer_text as answer_text
+    from loadtune.adopt import apply as apply
     from loadtune.adopt import best_loader_kwargs as best_loader_kwargs
     from loadtune.adopt import best_recipe as best_recipe
     from loadtune.batch_size import find_batch_size as find_batch_size
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from loadtune.footprint.trace import trace_memory as trace_memory
     from loadtune.inflight.account import stats as stats
     from loadtune.inflight.hook import install as install
-    from loadtune.inflight.iterator import DataLoader as DataLoader
+    from loadtune.inflight.loader import DataLoader as DataLoader
     from loadtune.objects import Job as Job
     from loadtune.records.memory import MemoryCeiling as MemoryCeiling
     from loadtune.records.result import TuningResult as TuningResult
@@ -45,7 +47,7 @@ _HOMES = {
     "footprint.trace": "trace_memory",
     "inflight.account": "stats",
     "inflight.hook": "install",
-    "inflight.iterator": "DataLoader",
+    "inflight.loader": "DataLoader",
     "objects": "Job",
     "records.memory": "MemoryCeiling",
     "records.result": "TuningResult",
@@ -58,6 +60,7 @@ _HOMES = {
 _HOME = {name: f"loadtune.{module}" for module, names in _HOMES.items() for name in names.split()}
 """Where a public name lives."""
 __all__ = ["__version__", *_HOME]
+_HOME |= dict.fromkeys(("answer_text", "apply"), "loadtune.adopt")  # for the methods of a result
 
 
 if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists

@@ -93,15 +93,12 @@ def _best_config(
 
 def differences(result: TuningResult, here: HostFacts) -> list[str]:
     """How this machine differs from the result's, each as ``name: value in the result, here value``."""
-    then, found = result.host, []
+    then, measured_on = result.host, result.device.name if result.device.kind == "cuda" else "measured on the CPU"
     names_then, names_here = ({gpu.name for gpu in host.gpus} for host in (then, here))
-    on_gpu = result.device.kind == "cuda"
-    if result.device.name not in names_here if on_gpu else names_then != names_here:
-        measured = result.device.name if on_gpu else "measured on the CPU"
-        found.append(f"GPU: {measured}, here {', '.join(sorted(names_here)) or 'none'}")
-    cores_here = here.num_usable_cores // result.config.ranks_per_node
-    if then.num_usable_cores != cores_here:
-        found.append(f"usable cores: {then.num_usable_cores}, here {cores_here}")
-    if then.torch != here.torch:
-        found.append(f"torch: {then.torch or 'none'}, here {here.torch or 'none'}")
-    return found
+    is_there = names_then == names_here if result.device.kind == "cpu" else result.device.name in names_here
+    facts = {
+        "GPU": (measured_on, measured_on if is_there else ", ".join(sorted(names_here)) or "none"),
+        "usable cores": (then.num_usable_cores, here.num_usable_cores),
+        "torch": (then.torch or "none", here.torch or "none"),
+    }
+    return [f"{name}: {before}, here {now}" for name, (before, now) in facts.items() if before != now]

@@ -4,21 +4,20 @@ In: a model and its samples, as objects of the caller's script or by name. Out: 
 because it needs no loader and no study. It measures in a separate process, as `tune` does.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loadtune.calibration import find_ceiling
+from loadtune.calibration import caps_of, described
 from loadtune.errors import UsageError
 from loadtune.host import choose_device, read_host
-from loadtune.objects import Job, is_loader, pack_job, refuse_beside_job, refuse_missing, refuse_recursion
+from loadtune.limits.memory import MemoryProbe, verifying_seconds
+from loadtune.objects import Job, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.options import check, check_at_least, one_of, python_names, whole
 from loadtune.records.config import PRECISIONS, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
-from loadtune.records.memory import CeilingLimit, MemoryCeiling
-from loadtune.seams import Training
+from loadtune.records.memory import MemoryCeiling
 from loadtune.training import TrainingClient
 
 if TYPE_CHECKING:
@@ -68,21 +67,14 @@ def find_batch_size(
     """
     refuse_recursion("find_batch_size")
     largest = check_at_least("max_batch_size", max_batch_size, 1)
-    names = WorkloadSpec()
-    parts: dict[str, Any] = {"loss": loss, "collate": collate, "optimizer": optimizer}
-    shape = _shape(input_shape_or_dataset)
-    if isinstance(model_or_factory, Job):
-        job = model_or_factory
-        refuse_beside_job("find_batch_size", {"input_shape_or_dataset": input_shape_or_dataset, **parts})
-    else:
-        data = input_shape_or_dataset if shape is None else f"random {'×'.join(map(str, shape))}"
-        parts |= {"model": model_or_factory, "loader" if is_loader(data) else "dataset": data}
-        job = Job(**parts)
-        if input_shape_or_dataset is None:
-            raise UsageError(
-                "find_batch_size was given no data. Pass the shape of a sample, a dataset or a DataLoader."
-            )
-    refuse_missing(job, "find_batch_size")
+    names, shape = WorkloadSpec(), _shape(input_shape_or_dataset)
+    others: dict[str, Any] = {"loss": loss, "collate": collate, "optimizer": optimizer}
+    data = input_shape_or_dataset if shape is None else f"random {'×'.join(map(str, shape))}"
+    if data is None and not isinstance(model_or_factory, Job):
+        raise UsageError("find_batch_size was given no data. Pass the shape of a sample, a dataset or a DataLoader.")
+    parts = others | {"model": model_or_factory, "loader" if is_loader(data) else "dataset": data}
+    beside = {"input_shape_or_dataset": input_shape_or_dataset, **others}
+    job = job_of("find_batch_size", model_or_factory, beside, parts)
     if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
         names = replace(names, image_size=shape[-1])
     with python_names():
@@ -93,24 +85,24 @@ def find_batch_size(
         chosen = choose_device(host, None if device is None else str(device))
         with TrainingClient(spec, chosen, objects=objects) as training:
             facts = training.describe()
-            caps = _caps(facts, largest, recipe.precision, has_length=shape is None)
-            options: dict[str, Any] = {}
-            if chosen.kind == "cpu":
-                options |= {"step_s": _step_seconds(training, recipe, facts), "verify_s": VERIFY_S}
-            return find_ceiling(training, recipe, facts, read_host(), host, chosen, caps, **options)
+            if shape is not None:
+                facts = replace(facts, dataset_length=None)  # the number of random samples is no limit
+            _refuse(facts, largest, recipe.precision)
+            caps = caps_of(facts, largest, read_host())
+            step_s: dict[int, float] | None = None
+            if chosen.kind == "cpu":  # even the first size may take long, so the smallest batch is timed before
+                smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
+                scout = training.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
+                step_s = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
+            probe = MemoryProbe(training, recipe, caps, smallest=facts.smallest_batch, step_s=step_s)
+            found = probe.bound()
+            if chosen.kind != "cpu" or verifying_seconds(found) <= VERIFY_S:
+                found = probe.verify()
+            return described(found, facts, host, chosen)
 
 
-def _step_seconds(training: Training, recipe: Recipe, facts: WorkloadFacts) -> dict[int, float]:
-    """On a CPU even the first size may take long, so the smallest batch is timed before. Empty: it failed."""
-    smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
-    scout = training.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
-    return {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
-
-
-def _caps(
-    facts: WorkloadFacts, max_batch_size: int | None, precision: Precision, *, has_length: bool
-) -> dict[CeilingLimit, int]:
-    """Limits of the batch size other than memory. Raises where the workload cannot be trained as asked for."""
+def _refuse(facts: WorkloadFacts, max_batch_size: int | None, precision: Precision) -> None:
+    """Raise UsageError where the workload cannot be trained as asked for."""
     if precision not in facts.precisions:
         raise UsageError(
             f"precision is {precision!r}, which {facts.device_name} does not support; it can be "
@@ -121,17 +113,11 @@ def _caps(
             f"the loader's batch sampler or dataset makes batches of {facts.fixed_batch_size} samples, so no other "
             "size can be tried. Pass a loader with batch_size=..., or the dataset."
         )
-    caps: dict[CeilingLimit, int] = {}
-    if has_length and facts.dataset_length is not None:  # the number of random samples is no limit
-        caps["dataset"] = facts.dataset_length
-    if max_batch_size is not None:
-        caps["cap"] = max_batch_size
-    if min(caps.values(), default=math.inf) < facts.min_batch_size:
+    if any(size is not None and size < facts.min_batch_size for size in (facts.dataset_length, max_batch_size)):
         raise UsageError(
             f"The model needs at least {facts.min_batch_size} samples to train, as batch normalization does. Pass a"
             " larger dataset, or raise max_batch_size."
         )
-    return caps
 
 
 def _precision(asked: Precision | None, job: Job) -> Precision:

@@ -1,23 +1,20 @@
 """Before the search: the workload is built, and each precision calibrated: recipe, memory ceiling, compute curve. After
 it: the ceiling of the best precision is verified."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.limits.bounds import largest_host_batch
-from loadtune.limits.memory import MemoryProbe, verifying_seconds
+from loadtune.errors import TrainingError, WorkloadError
+from loadtune.limits.memory import MemoryProbe, largest_host_batch, verifying_seconds
 from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
 from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, RecipeChoice, Window
-from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.measurement import ComputePoint, Window
+from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
 from loadtune.run import Run
-from loadtune.seams import Training
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, seconds_text
@@ -65,7 +62,7 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
 
 
 def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
-    """Choose memory format, optimizer and torch.compile for each precision."""
+    """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
     config = run.config
     bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
     chosen = choose_recipes(
@@ -87,20 +84,15 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
         )
     run.recipes = chosen.choices
     run.note(*chosen.notes)
-    _note_compiling(run, chosen.choices)
-    for choice in chosen.choices:
-        run.tell(recipe_line(choice))
-
-
-def _note_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
-    """Say where torch.compile leaves little of the time budget."""
-    needed_s = compiling_seconds(choices)
+    needed_s = compiling_seconds(chosen.choices)
     if needed_s > COMPILE_SHARE * max(0.0, run.left_s):
         run.note(
             f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
-            f"budget of {seconds_text(run.config.time_budget_s)} is left for the search. Raise --time-budget, "
+            f"budget of {seconds_text(config.time_budget_s)} is left for the search. Raise --time-budget, "
             "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
         )
+    for choice in chosen.choices:
+        run.tell(recipe_line(choice))
 
 
 def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> tuple[ComputePoint, ...]:
@@ -113,44 +105,37 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> tuple
         found = probe.verify()
     if not found.verified:
         run.probes[found.precision] = probe
-    run.ceilings.append(_described(found, facts, run.host, run.device))
+    run.ceilings.append(described(found, facts, run.host, run.device))
     run.tell(_ceiling_line(found, run.device))
-    steps = (_stepped(point.recipe, report, run.clock.now()) for report in found.probes)
-    curve = (point, *(step for step in steps if step is not None))
+    ended_s, curve = run.clock.now(), [point]
+    for report in found.probes:
+        if report.fits and report.step_s is not None:
+            size, step_s = report.batch_size, report.step_s
+            step = Window(start_s=ended_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
+            curve.append(ComputePoint(recipe=point.recipe, batch_size=size, windows=(step,), num_timings=0))
     best = max(curve, key=lambda point: point.samples_per_s)
     run.tell(
         f"{precision_name(found.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
         f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
     )
-    return curve
-
-
-def _stepped(recipe: Recipe, report: FitReport, at_s: float) -> ComputePoint | None:
-    """The quickest step of a size, which ended about `at_s`, as a point of the compute curve. None: there was none."""
-    if not report.fits or report.step_s is None:
-        return None
-    size, step_s = report.batch_size, report.step_s
-    step = Window(start_s=at_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
-    return ComputePoint(recipe=recipe, batch_size=size, windows=(step,), num_timings=0)
+    return tuple(curve)
 
 
 def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     """Of the recipe of `point`. A step that a predicted ceiling is read off takes `STEP_S` at most: larger batches
     follow from the line through smaller ones, which costs no step of minutes where a CPU trains."""
-    caps: dict[CeilingLimit, int] = {}
+    step_s, large = {point.batch_size: point.quickest_step_s}, LARGE * point.batch_size
+    caps = caps_of(facts, run.config.max_batch_size, run.host_now())
+    return MemoryProbe(run.training, point.recipe, caps, smallest=facts.smallest_batch, step_s=step_s, large=large)
+
+
+def caps_of(facts: WorkloadFacts, max_batch_size: int | None, host: HostFacts) -> dict[CeilingLimit, int]:
+    """Limits of the batch size other than the device's memory."""
+    caps: dict[CeilingLimit, int | None] = {"dataset": facts.dataset_length, "cap": max_batch_size}
     if facts.fixed_batch_size is not None:
-        caps["fixed"] = facts.fixed_batch_size
-    else:
-        caps |= {} if facts.dataset_length is None else {"dataset": facts.dataset_length}
-        caps |= {} if run.config.max_batch_size is None else {"cap": run.config.max_batch_size}
-    return MemoryProbe(
-        run.training,
-        point.recipe,
-        caps | _host_cap(facts, run.host_now()),
-        smallest=facts.smallest_batch,
-        step_s={point.batch_size: point.quickest_step_s},
-        large=LARGE * point.batch_size,
-    )
+        caps = {"fixed": facts.fixed_batch_size}
+    caps["host_memory"] = largest_host_batch(facts, host)
+    return {limit: size for limit, size in caps.items() if size is not None}
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
@@ -175,10 +160,8 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
         choice = next(each for each in run.recipes if each.chosen.precision == precision)
         probe = run.probes.get(predicted.precision) or _probe(run, facts, choice.point)
         try:
-            ceiling = _described(probe.verify(), facts, run.host, run.device)
-        except OutOfTimeError:
-            raise
-        except LoadtuneError as error:
+            ceiling = described(probe.verify(), facts, run.host, run.device)
+        except (WorkloadError, TrainingError) as error:
             run.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
             return
         run.ceilings[run.ceilings.index(predicted)] = ceiling
@@ -186,37 +169,8 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
         run.tell(_ceiling_line(ceiling, run.device))
 
 
-def find_ceiling(
-    training: Training,
-    recipe: Recipe,
-    facts: WorkloadFacts,
-    host: HostFacts,
-    host_before: HostFacts,
-    device: Device,
-    caps: Mapping[CeilingLimit, int],
-    *,
-    num_steps: int = 3,
-    step_s: Mapping[int, float] | None = None,
-    verify_s: float = math.inf,
-) -> MemoryCeiling:
-    """Under `caps` and the host's memory; verified where that is expected to take `verify_s` at the most.
-
-    `step_s`: as `MemoryProbe` has it. `host_before` is of before the training process used the device.
-    """
-    caps = {**caps, **_host_cap(facts, host)}
-    probe = MemoryProbe(training, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_s=step_s)
-    found = probe.bound()
-    if verifying_seconds(found) <= verify_s:
-        found = probe.verify()
-    return _described(found, facts, host_before, device)
-
-
-def _host_cap(facts: WorkloadFacts, host: HostFacts) -> dict[CeilingLimit, int]:
-    return {"host_memory": max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))}
-
-
-def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
-    """With the device's memory and who shared it."""
+def described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
+    """With the device's memory, and who shared it before the training process used it."""
     gpu = next((gpu for gpu in host_before.gpus if gpu.uuid == device.uuid), None)
     return replace(
         ceiling,

@@ -77,11 +77,7 @@ def _all_commands(
 def run(
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="[FOLDER]",
-            help="Continue this run, or the newest one.",
-            rich_help_panel="Output",
-        ),
+        typer.Option(metavar="[FOLDER]", help="Continue this run, or the newest one.", rich_help_panel="Output"),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -96,7 +92,7 @@ def run(
     of its own. Ctrl-C ends the run early and keeps what was measured.
     """
     with told_plainly(verbose):
-        from loadtune.host import choose_device, rank_facts, read_host
+        from loadtune.host import choose_device, read_host
         from loadtune.report import store
         from loadtune.report.live import LiveDisplay
         from loadtune.report.machine import machine_line
@@ -109,7 +105,7 @@ def run(
         if resume is not None:
             folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
         config = check(with_settings(kept, given), given)
-        facts = rank_facts(read_host(), config.ranks_per_node)
+        facts = read_host()
         stream = sys.stderr if json else sys.stdout
         machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
         if not quiet:
@@ -175,7 +171,7 @@ def doctor(
             typer.echo(machine.freest_gpu(facts).uuid)
             return
         device = machine.choose_device(facts, None)
-        telemetry = machine.read_telemetry(device, facts.num_usable_cores)
+        telemetry = machine.read_telemetry(device)
         if json:
             typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}), nl=False)
         else:

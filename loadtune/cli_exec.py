@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ import typer
 from loadtune.cli_options import Verbose
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
+from loadtune.options import number_of
 
 if TYPE_CHECKING:
     from loadtune.inflight.environment import Options
@@ -30,7 +32,7 @@ def exec_(
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json into it."),
     ] = None,
-    max_workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most workers of one loader.")] = None,
+    max_workers: Annotated[str | None, typer.Option(metavar="N", help="Most workers of one loader.")] = None,
     freeze: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave a loader alone: its dataset's class, or FILE:LINE."),
@@ -71,9 +73,10 @@ def exec_(
             try:
                 account.read(replay)
             except (OSError, ValueError) as error:
-                raise UsageError(f"--replay: {error}. Name an inflight.json of `loadtune exec --out`.") from None
+                why = f"{replay} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
+                raise UsageError(f"--replay: {why}. Name an inflight.json of `loadtune exec --out`.") from None
         options = Options(
-            max_workers=max_workers,
+            max_workers=None if max_workers is None else number_of("--max-workers", int, max_workers, 1),
             freeze=tuple(freeze or ()),
             exact=exact,
             dry_run=dry_run,
@@ -95,23 +98,19 @@ def exec_(
 def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> int:
     """Run a command with the hook in all Python processes that it starts, and say at the end what was found.
 
-    Returns its exit code; minus a signal's number where that ended it.
-
-    ``out``: a folder for the result. Raises OSError where the command cannot be started.
+    Returns its exit code; minus a signal's number where that ended it. Raises OSError where it cannot be started.
     """
     from loadtune.inflight import account as told
     from loadtune.inflight.environment import EXEC_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="loadtune-") as name:
-        folder, before = Path(name), os.environ.get("PYTHONPATH")
-        environment = {
-            "PYTHONPATH": os.pathsep.join([str(_INJECTED), *([before] if before else [])]),
-            EXEC_VARIABLE: replace(options, folder=name).as_variable(),
-        }
-        code = _run(command, {**os.environ, **environment})
-        found = [each for path in sorted(folder.glob("*.json")) for each in told.read(path)]
-        for line in told.summary(found) or [_why_nothing(folder)]:
-            print(f"loadtune: {line}", file=sys.stderr, flush=True)
+        before = os.environ.get("PYTHONPATH")
+        path = f"{_INJECTED}{os.pathsep}{before}" if before else str(_INJECTED)
+        variables = {"PYTHONPATH": path, EXEC_VARIABLE: replace(options, folder=name).as_variable()}
+        code = _run(command, os.environ | variables)
+        found = [each for path in sorted(Path(name).glob("*.json")) for each in told.read(path)]
+        for line in told.summary(found) or [_why_nothing(Path(name))]:
+            told.print_line(line)
     if out is not None:
         told.write(found, out)
     return code
@@ -120,7 +119,7 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
 def _end_as(code: int) -> None:
     """Exit as the command did: where a signal ended it, by that signal."""
     if code < 0:
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code if code >= 0 else 128 - code)
@@ -128,16 +127,12 @@ def _end_as(code: int) -> None:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Signals are taken one after another, with who sent them, instead of interrupting this process."""
-    passed = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*passed, signal.SIGCHLD])
-
-    def as_before() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
+    heeded = [signal.SIGCHLD, *(each for each in _PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN)]
+    as_before = partial(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, heeded))
     try:
         child = subprocess.Popen(command, env=environment, preexec_fn=as_before)
         while child.poll() is None:
-            heard = signal.sigwaitinfo([*passed, signal.SIGCHLD])
+            heard = signal.sigwaitinfo(heeded)
             if heard.si_signo != signal.SIGCHLD and heard.si_code != _FROM_KERNEL:
                 child.send_signal(heard.si_signo)
         return child.returncode

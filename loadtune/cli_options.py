@@ -56,10 +56,11 @@ def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
 def _parameter(row: Row) -> inspect.Parameter:
     option = row.option
     kind: Any = list[str] if row.kind is tuple else bool if row.kind is bool else str  # a number is parsed with its row
+    default = option.default or str("" if row.usual is None else row.usual).removesuffix(".0")
     flags = option.flags or ((f"{row.flag}/--no-{row.flag[2:]}",) if kind is bool else (row.flag,))
     info = typer.Option(
         *flags,
-        help=f"{option.help} [default: {row.default}]" if row.default else option.help,
+        help=f"{option.help} [default: {default}]" if default else option.help,
         metavar="|".join(option.allowed) or option.value or {int: "N", float: "SECONDS"}.get(row.kind, "NAME"),
         rich_help_panel=option.panel,
         show_default=False,

@@ -13,7 +13,7 @@ import typer
 from loadtune.cli_options import Json, KeepBatchSize, Quiet, Verbose
 from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption, told_plainly
 from loadtune.errors import UsageError
-from loadtune.options import check_seconds, one_of, share_of
+from loadtune.options import number_of, one_of, share_of
 from loadtune.records.config import TuneConfig
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def report(
         bool, typer.Option("--live", help="Show the run's trials in optuna-dashboard, also while it goes on.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="With --live: port on 127.0.0.1; 0 takes any free one.")
-    ] = 8080,
+        str, typer.Option(metavar="N", help="With --live: port on 127.0.0.1; 0 takes any free one.")
+    ] = "8080",
     verbose: Verbose = False,
 ) -> None:
     """Write the HTML report of one result, or of several.
@@ -73,28 +73,30 @@ def report(
             raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
         from loadtune.inflight.account import LEARNT_COLUMNS, learnt_rows
         from loadtune.report.page.write import PAGE_FILE, write_board, write_page
-        from loadtune.report.store import load_result, newest_file
+        from loadtune.report.store import load_result, result_files
         from loadtune.report.tables import Table, View, view_text
 
         results = results or [_RESULTS]
         if live:
-            _serve(results[0], port)
+            _serve(results[0], number_of("--port", int, port, 0, 65535))
         elif len(results) == 1 and (rows := learnt_rows(results[0])):
-            table = Table(title="", columns=LEARNT_COLUMNS, rows=tuple(rows))
-            show(view_text(View(tables=(table,), sections=())), sys.stdout)
+            show(view_text(View(tables=(Table(columns=LEARNT_COLUMNS, rows=tuple(rows)),))), sys.stdout)
         elif board or len(results) > 1:
             typer.echo(write_board(results, out or Path(_BOARD)))
         else:
-            file = newest_file(results[0])
+            file = result_files(results[0])[-1]
             typer.echo(write_page(load_result(file), out or file.parent / PAGE_FILE))
 
 
 def _serve(run: Path, port: int) -> None:
-    from loadtune.dashboard import dashboard_server, study_file
+    from loadtune.dashboard import HOST, dashboard_server
+    from loadtune.report.store import STUDY_FILE, files_below
 
-    file = study_file(run)
+    file = files_below(run, STUDY_FILE, "study", "A run writes it when its search begins. Name the folder of a run.")[
+        -1
+    ]
     with termination_as_interruption(), dashboard_server(file, port) as server:
-        typer.echo(f"Study: {file}\nDashboard: {server.url}\nCtrl-C ends it.")
+        typer.echo(f"Study: {file}\nDashboard: http://{HOST}:{server.server_port}/dashboard\nCtrl-C ends it.")
         try:
             server.serve_forever()
         except KeyboardInterrupt as interruption:
@@ -140,7 +142,7 @@ def export(
     with told_plainly(verbose):
         from loadtune.report.forms import FORMS
         from loadtune.report.forms import export as written
-        from loadtune.report.store import load_result
+        from loadtune.report.store import load_result, not_written
 
         one_of("--format", format, tuple(FORMS))
         stored = load_result(result)
@@ -152,12 +154,9 @@ def export(
             typer.echo(text, nl=False)
             return
         try:
-            out.write_text(text, encoding="utf-8")
+            out.write_text(text, encoding="utf-8")  # in place: it may be /dev/null
         except OSError as error:
-            raise UsageError(
-                f"--out {out} cannot be written ({error.strerror or error}). Name a file in an existing folder that"
-                " this user may write to."
-            ) from error
+            raise not_written(out, error, len(text)) from error
         typer.echo(f"Written to {out}", err=True)
 
 
@@ -173,9 +172,8 @@ def compare(
         str, typer.Option(metavar="5%", help="With --measure: loss that passes, as 5% or 0.05.")
     ] = "5%",
     time_budget: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="With --measure: time, with start-up; torch.compile's is added."),
-    ] = 60.0,
+        str, typer.Option(metavar="SECONDS", help="With --measure: time, with start-up; torch.compile's is added.")
+    ] = "60",
     strict: Annotated[
         bool, typer.Option("--strict", help=f"With --measure: exit code {UNCLEAR} where it is unclear.")
     ] = False,
@@ -220,9 +218,9 @@ def compare(
             raise UsageError(f"compare takes two results, or one and --measure. {todo}")
         if measure:
             allowed = share_of("--tolerance", tolerance)
-            check_seconds("--time-budget", time_budget)
-            code = _measure(before, allowed, time_budget, out, keep_batch_size, json=json, quiet=quiet)
-            raise typer.Exit(UNCLEAR if code is None and strict else code or 0)
+            seconds = number_of("--time-budget", float, time_budget, 5)
+            outcome = _measure(before, allowed, seconds, out, keep_batch_size, json=json, quiet=quiet)
+            raise typer.Exit({"held": 0, "fell": NO_ANSWER}.get(outcome, UNCLEAR if strict else 0))
         found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
         if json:
             typer.echo(as_json(found), nl=False)
@@ -234,8 +232,8 @@ def compare(
 
 def _measure(
     before: Path, tolerance: float, time_budget_s: float, out: Path, keep_batch_size: bool, *, json: bool, quiet: bool
-) -> int | None:
-    """The exit code; None where it is unclear."""
+) -> str:
+    """Whether it held, fell or is unclear."""
     from loadtune.checking import check_baseline
     from loadtune.report.store import as_json, load_result, run_folder, write_result
 
@@ -258,9 +256,8 @@ def _measure(
     else:
         if found.comparison is not None:
             _show(found.comparison)
-        words = {"held": "Held", "fell": "Fell", "unclear": "Unclear"}
-        typer.echo(f"{words[found.outcome]}. {found.reason}")
-    return {"held": 0, "fell": NO_ANSWER}.get(found.outcome)
+        typer.echo(f"{found.outcome.capitalize()}. {found.reason}")
+    return found.outcome
 
 
 def _show(found: "Comparison") -> None:

@@ -64,18 +64,14 @@ def termination_as_interruption() -> Iterator[None]:
         signal.signal(number, _interrupt)
 
     def dropped(lost: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(lost.exc_value, KeyboardInterrupt):
+        if isinstance(lost.exc_value, KeyboardInterrupt):
+            number = interruption_code(str(lost.exc_value)) - 128
+            if number in heard:
+                signal.signal(number, _interrupt)
+            # Once the finalizer is left; a signal ends a wait, too.
+            threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, number)).start()
+        else:
             unraisable(lost)
-            return
-        again, before = lost.exc_value, signal.getsignal(signal.SIGINT)
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, before)
-            raise again
-
-        signal.signal(signal.SIGINT, interrupt)
-        # Once the finalizer is left; a signal ends a wait, too.
-        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
 
     sys.unraisablehook = dropped
     try:

@@ -63,12 +63,8 @@ def asked(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[TuneCo
     for name in settings:
         if name not in FLAGS:
             raise UsageError(f"tune has no argument {name}. It takes {', '.join(FLAGS)}.")
-    job, chosen = parts["loader"], dict(settings)
-    if isinstance(job, Job):
-        refuse_beside_job("tune", {name: part for name, part in parts.items() if name != "loader"})
-    else:
-        job = Job(**parts)
-    refuse_missing(job, "tune")
+    others = {name: part for name, part in parts.items() if name != "loader"}
+    job, chosen = job_of("tune", parts["loader"], others, parts), dict(settings)
     if isinstance(chosen.get("fix"), Mapping):
         chosen["fix"] = fixed_of([f"{name}={value}" for name, value in chosen["fix"].items()])
     config = with_settings(TuneConfig(), chosen)
@@ -77,24 +73,25 @@ def asked(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[TuneCo
     return check(replace(config, workload=spec, yours=yours), {*chosen, *_given(job)}), objects
 
 
-def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
-    """Raises UsageError where any of these was given too."""
-    beside = ", ".join(name for name, part in parts.items() if part is not None)
-    if beside:
+def job_of(function: str, first: object, others: Mapping[str, Any], parts: Mapping[str, Any]) -> Job:
+    """The ``first`` argument itself where it is a Job, else one of these ``parts``.
+
+    Raises UsageError where a Job came with ``others``, or where data or a model is missing: the command line's default
+    names are none in Python.
+    """
+    if isinstance(first, Job) and (beside := [name for name, part in others.items() if part is not None]):
         raise UsageError(
-            f"{function} got a Job and also {beside}. Put all parts into the Job, or pass them all as arguments."
+            f"{function} got a Job and also {', '.join(beside)}. Put all parts into the Job, or pass them all as"
+            " arguments."
         )
-
-
-def refuse_missing(job: Job, function: str) -> None:
-    """Raises UsageError where data or a model is missing: the command line's default names are none in Python."""
-    given = _given(job)
+    job = first if isinstance(first, Job) else Job(**parts)
     for kind, names in (("data", ("loader", "dataset")), ("model", ("model", "step"))):
-        if not given.keys() & set(names):
+        if not _given(job).keys() & set(names):
             raise UsageError(
                 f"{function} was given no {kind}. Pass {' or '.join(names)}, as an object or by the path of a function"
                 " that returns it."
             )
+    return job
 
 
 def _given(job: Job) -> dict[WorkloadPart, Any]:
@@ -104,7 +101,7 @@ def _given(job: Job) -> dict[WorkloadPart, Any]:
 def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> tuple[WorkloadSpec, LiveObjects | None]:
     """The spec with the job's numbers and a label for each object, and the objects packed.
 
-    ``shapes``: `LiveParts` of random samples. Raises UsageError for what cannot be used.
+    ``shapes``: the ``input_shape`` of random samples. Raises UsageError for what cannot be used.
     """
     _check_objects(job)
     names: dict[str, Any] = {name: part for name, part in _given(job).items() if isinstance(part, str)}
@@ -113,14 +110,14 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
     parts: dict[str, Any] = given | {name: shape for name, shape in shapes.items() if shape is not None}
     if not parts:
         return spec, None
-    from loadtune.workload.live import LiveParts, pack_parts
+    from loadtune.workload.build import pack_parts
 
     if is_loader(job.loader):
         from loadtune.workload.loaders import LoaderParts
 
         parts["loader"] = LoaderParts.of(job.loader)  # type: ignore[arg-type]  # no function that returns one
     labels: dict[str, Any] = {name: getattr(part, "__name__", type(part).__name__) for name, part in given.items()}
-    return replace(spec, **labels, objects=tuple(given)), pack_parts(LiveParts(**parts))
+    return replace(spec, **labels, objects=tuple(given)), pack_parts(parts)
 
 
 def refuse_recursion(function: str) -> None:

@@ -51,12 +51,6 @@ class Row:
         """As messages name it."""
         return self.option.flags[-1] if self.option.flags else f"--{self.name.replace('_', '-')}"
 
-    @property
-    def default(self) -> str:
-        """In words. Empty: it is not set."""
-        usual = "" if self.usual is None else f"{self.usual:g}" if isinstance(self.usual, float) else str(self.usual)
-        return self.option.default or usual
-
     def value(self, config: TuneConfig) -> Any:
         part = {WorkloadSpec: config.workload, YourSettings: config.yours}.get(self.owner, config)
         return getattr(part, self.name)
@@ -98,18 +92,16 @@ def parsed(row: Row, words: Any) -> Any:
         }
         return tuple(word for word in row.option.allowed if word in named)
     if row.kind in (int, float):
-        return _number_of(row, words)
+        return number_of(row.flag, row.kind, words, row.option.least, row.option.most)
     return words.lower() if row.option.allowed else words
 
 
-def _number_of(row: Row, word: str) -> Any:
+def number_of(flag: str, kind: type, word: str, least: float | None = None, most: float | None = None) -> Any:
+    """The int or float that this word is."""
     try:
-        return row.kind(word)
+        return checked(flag, kind, kind(word), least, most)
     except ValueError:
-        allowed = "a whole number" if row.kind is int else "a number of seconds"
-        raise UsageError(
-            f"{row.flag} is {word!r}; it must be {allowed}. Correct it, or leave {row.flag} out."
-        ) from None
+        return checked(flag, kind, word, least, most)
 
 
 def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
@@ -117,39 +109,39 @@ def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
     for each in allowed:
         if each == word:
             return each
-    raise UsageError(f"{flag} is {word!r}; it must be {', '.join(allowed[:-1])} or {allowed[-1]}.")
+    raise UsageError(
+        f"{flag} is {word!r}; it must be {' or '.join(filter(None, (', '.join(allowed[:-1]), allowed[-1])))}."
+    )
 
 
 def fixed_of(words: list[str]) -> tuple[Fixed, ...]:
     """``["num_workers=4", "pin_memory=true"]``, or joined by commas."""
     fixed: dict[str, Fixed] = {}
     for word in [part.strip() for each in words for part in each.split(",")]:
-        name, _, value = (part.strip() for part in word.partition("="))
+        name, equals, value = (part.strip() for part in word.partition("="))
         dimension = next((dimension for dimension in DIMENSIONS if dimension == name), None)
-        if dimension is None:
-            raise UsageError(f"--fix is {word!r}; it must be name=value, where name is one of {', '.join(DIMENSIONS)}.")
+        if dimension is None or not equals:
+            raise UsageError(
+                f"--fix is {word!r}; it must be name=value, such as num_workers=4, where name is one of "
+                f"{', '.join(DIMENSIONS)}."
+            )
         fixed[name] = Fixed(name=dimension, value=_setting_of(name, value))
     return tuple(fixed.values())
 
 
-_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _LEAST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
 _WORDS = {"precision": PRECISIONS, "memory_format": MEMORY_FORMATS}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _setting_of(name: str, word: str) -> Setting:
     """The value of a dimension that ``--fix`` was given."""
-    found: Setting | None
+    flag = f"--fix {name}"
+    if name in _LEAST:
+        return cast(int, number_of(flag, int, word, _LEAST[name]))
     if name in _WORDS:
-        allowed, found = " or ".join(_WORDS[name]), word.lower() if word.lower() in _WORDS[name] else None
-    elif name in _LEAST:
-        allowed = f"a whole number of at least {_LEAST[name]}"
-        found = int(word) if word.isascii() and word.isdigit() and int(word) >= _LEAST[name] else None
-    else:
-        allowed, found = "true or false", _BOOLEANS.get(word.lower())
-    if found is None:
-        raise UsageError(f"--fix {name} is {word!r}; the value must be {allowed}.")
-    return found
+        return one_of(flag, word.lower(), _WORDS[name])
+    return _BOOLEANS[one_of(flag, word.lower(), tuple(_BOOLEANS))]
 
 
 def memory_of(flag: str, word: str) -> int:
@@ -197,54 +189,44 @@ def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
     ``given``: names of settings that were given, also where they have the default's value.
     """
     for row in TABLE:
-        value = row.value(config)
-        if value is not None and value != "own":  # the precision of a step of the user's own
-            _check_value(row, value)
+        value, bounds = row.value(config), (row.option.least, row.option.most)
+        if value is None or value == "own":  # the precision of a step of the user's own
+            continue
+        for word in (value if row.kind is tuple else (value,)) if row.option.allowed else ():
+            one_of(row.flag, word, row.option.allowed)
+        if row.kind is bool and not isinstance(value, bool):
+            raise UsageError(f"{row.flag} is {value!r}; it must be True or False.")
+        if row.kind in (int, float):
+            checked(row.flag, row.kind, value, *bounds)
     _check_job(config.workload)
     _check_together(config, given)
     return config
 
 
-def _check_value(row: Row, value: Any) -> None:
-    flag, least, most = row.flag, row.option.least, row.option.most
-    for word in (value if isinstance(value, tuple) else (value,)) if row.option.allowed else ():
-        one_of(flag, word, row.option.allowed)
-    if row.kind is bool and not isinstance(value, bool):
-        raise UsageError(f"{flag} is {value!r}; it must be True or False.")
-    if row.kind is float:
-        check_seconds(flag, value, least or 0.0)
-    elif least is not None:
-        check_at_least(flag, value, int(least))
-    if most is not None and value > most:
-        raise UsageError(f"{flag} is {value}; it must be from {least} to {most}. Choose one, or leave {flag} out.")
-
-
 def whole(value: object) -> int | None:
     """The number, NumPy's too. None: it is none; True and False are none either."""
-    if isinstance(value, bool):
-        return None
     try:
-        return operator.index(cast(int, value))
+        return None if isinstance(value, bool) else operator.index(cast(int, value))
     except TypeError:
         return None
 
 
+def checked(flag: str, kind: type, value: object, least: float | None, most: float | None = None) -> Any:
+    """The same number, of this kind and within these bounds. Raises UsageError."""
+    number = whole(value) if kind is int else value if isinstance(value, int | float) and math.isfinite(value) else None
+    if number is not None and (least is None or number >= least) and (most is None or number <= most):
+        return number
+    allowed = "a whole number" if kind is int else "a number of seconds"
+    if most is not None:
+        allowed += f" from {least} to {most}"
+    elif least is not None:
+        allowed += f" of at least {least:g}"
+    raise UsageError(f"{flag} is {value!r}; it must be {allowed}. Correct it, or leave {flag} out.")
+
+
 def check_at_least(flag: str, value: object, least: int) -> int | None:
     """The same number. Raises UsageError unless it is None, or a whole number of at least this."""
-    number = whole(value)
-    if value is not None and (number is None or number < least):
-        raise UsageError(
-            f"{flag} is {value!r}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."
-        )
-    return number
-
-
-def check_seconds(flag: str, value: object, least: float = 0.0) -> None:
-    if not isinstance(value, int | float):
-        raise UsageError(f"{flag} is {value!r}; it must be a number of seconds.")
-    if not (math.isfinite(value) and value > 0 and value >= least):
-        allowed = f"at least {least:g} seconds" if least else "above 0"
-        raise UsageError(f"{flag} is {value:g}; it must be {allowed}. Most workloads need 60 seconds or more.")
+    return None if value is None else cast(int, checked(flag, int, value, least))
 
 
 _OF_THE_STEP = ("precision", "memory_format", "compile")

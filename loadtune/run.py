@@ -15,16 +15,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from loadtune.changes.stack import Stack
-from loadtune.errors import LoadtuneError, ResultError
+from loadtune.errors import LoadtuneError
 from loadtune.limits.memory import MemoryProbe
 from loadtune.records.answer import Failed
 from loadtune.records.config import Precision, Recipe, TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure, Window
+from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, Window
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.result import SCHEMA_VERSION, Bottleneck, Finalist, Remedies, Trial, TuningResult, Winner
+from loadtune.records.result import (
+    SCHEMA_VERSION,
+    Attempt,
+    Bottleneck,
+    Finalist,
+    Remedies,
+    Trial,
+    TuningResult,
+    Winner,
+)
 from loadtune.records.telemetry import Progress, Reading, Telemetry
-from loadtune.report.store import newest_with, read_record, write_whole
+from loadtune.report.store import files_below, read_record, write_whole
 from loadtune.seams import Clock, Listener, Sensor, Training
 
 T = TypeVar("T")
@@ -43,28 +52,6 @@ spare."""
 
 LAST_SHARE = 0.04
 """Of the time budget, for what comes after the final."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """The search ended by itself, within this many trials and seconds."""
-
-    num_trials: int
-    time_budget_s: float
-    notes: tuple[str, ...] = ()
-
-    def covers(self, config: TuneConfig) -> bool:
-        """Whether no more is asked for than it had."""
-        return config.num_trials <= self.num_trials and config.time_budget_s <= self.time_budget_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmed:
-    """A run of the confirmation. Exactly one of measurement and failure is set."""
-
-    config: TrialConfig
-    measurement: Measurement | None = None
-    failure: TrialFailure | None = None
 
 
 @dataclass(slots=True)
@@ -92,14 +79,12 @@ class Resumable:
     early_notes: tuple[str, ...] = ()
     """Of before the first trial. The stages after it write theirs anew."""
     trials: list[Trial] = field(default_factory=list)
-    searched: Searched | None = None
-    """None: the search has not ended, or goes on, as more is asked for."""
-    confirmed: list[Confirmed] = field(default_factory=list)
-    """In the order of the runs, since the last trial: before it, the finalists may have been others."""
-    concluded_s: float | None = None
-    """The time budget within which the confirmation ended by itself. None: it has not, or goes on."""
-    remedies: Remedies | None = None
-    """As the confirmation judged them."""
+    search_notes: tuple[str, ...] | None = None
+    """Of its end. None: it has not ended."""
+    confirmed: list[Attempt] = field(default_factory=list)
+    """Runs of the final, in their order."""
+    ended: bool = False
+    """It went to its end, and its result is written."""
 
 
 @dataclass(slots=True)
@@ -116,7 +101,8 @@ class Run(Resumable):
     host_now: Callable[[], HostFacts]
     """Reads the machine anew: its memory changes while a run goes on."""
     listener: Listener | None = None
-    is_resumed: bool = False
+    earlier: TuningResult | None = None
+    """Of before the run was resumed. Its answer stands until another is confirmed."""
     probes: dict[Precision, MemoryProbe] = field(default_factory=dict)
     """Those whose ceiling is predicted, so that verifying it goes on from there. Empty after a resumption."""
     disturbed_repeats: int = 0
@@ -129,6 +115,7 @@ class Run(Resumable):
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
+    remedies: Remedies | None = None
     changes: Stack | None = None
     """Of the code, that are searched. None: none are."""
     notes: list[str] = field(default_factory=list)
@@ -139,17 +126,10 @@ class Run(Resumable):
     running: TrialConfig | None = None
     started_s: float = 0.0
     created: str = ""
-    said: set[str] = field(default_factory=set)
-    """What failed `aside`."""
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.now()
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
-
-    @property
-    def is_as_it_was(self) -> bool:
-        """Whether the run goes on and nothing was begun yet: what lies in its folder says more than this."""
-        return self.is_resumed and self.stage_name == "start"
 
     @property
     def tried(self) -> list[tuple[TrialConfig, Measurement]]:
@@ -158,13 +138,15 @@ class Run(Resumable):
 
     @property
     def failed(self) -> list[Failed]:
-        """The trials of the search that failed."""
-        return [(trial.config, trial.failure) for trial in self.trials if trial.failure is not None]
+        """What failed in the search and in the final."""
+        both: list[Attempt] = [*self.trials, *self.confirmed]
+        return [(each.config, each.failure) for each in both if each.failure is not None]
 
     @property
     def timed(self) -> list[tuple[TrialConfig, Measurement]]:
         """All segments that were measured, of the search and of the final."""
-        return self.tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
+        both: list[Attempt] = [*self.trials, *self.confirmed]
+        return [(each.config, each.measurement) for each in both if each.measurement is not None]
 
     # Time
 
@@ -232,8 +214,7 @@ class Run(Resumable):
         try:
             return do()
         except Exception as error:
-            if failed not in self.said:
-                self.said.add(failed)
+            if not any(note.startswith(failed) for note in self.notes):
                 reason = str(error) if isinstance(error, LoadtuneError) else f"{type(error).__name__}: {error}"
                 self.note(f"{failed}: {reason.rstrip('.')}.")
             return None
@@ -291,8 +272,5 @@ def read_run(folder: Path) -> Resumable:
 
 def newest_run(out: Path) -> Path:
     """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
-    found = newest_with(out, RUN_FILE)
-    if found is None:
-        why = f"there is no {RUN_FILE} in it or up to two folders below" if out.exists() else "it does not exist"
-        raise ResultError(f"{out} holds no run to resume: {why}. Give the folder of a run, or run without --resume.")
-    return found.parent
+    todo = "Give the folder of a run, or run without --resume."
+    return files_below(out, RUN_FILE, "run to resume", todo)[-1].parent

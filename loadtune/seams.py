@@ -1,4 +1,4 @@
-"""The seams: what the deciding code needs from the world, as protocols. `loadtune.testing` has a fake for each."""
+"""The seams: what the deciding code needs from the world, as protocols."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -27,48 +27,39 @@ class Sensor(Protocol):
 
     def latest(self) -> Reading | None:
         """The newest reading; None before the first."""
-        ...
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
-        ...
 
 
 class Training(Protocol):
     """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`.
 
-    Every request raises OutOfTimeError once the moment that `finish_by` set has come.
+    Every request raises OutOfTimeError once the moment that `finish_by` set has come, on the monotonic clock.
     """
 
-    def finish_by(self, until_s: float) -> None:
-        """Set the moment of the machine's monotonic clock at which requests end, done or not."""
-        ...
+    def finish_by(self, until_s: float) -> None: ...
 
     def describe(self) -> WorkloadFacts:
         """Build the workload and train one small batch of it.
 
         Raises WorkloadError where the user's dataset or model cannot be used, TrainingError where no training starts.
         """
-        ...
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         """Time steps on one resident batch for about ``seconds`` after warm-up, two steps at the least."""
-        ...
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         """Train real steps from a fresh state; the report says whether they fit."""
-        ...
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         """Train on real batches, shuffled and full, until ``watch`` says enough.
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
         """
-        ...
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         """Find out what each of these remedies would change, on top of those that ``config`` has; nothing is trained.
 
         One answer for each name, in their order.
         """
-        ...

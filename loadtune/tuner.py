@@ -15,7 +15,7 @@ from loadtune.calibration import calibrate, start, verify_memory
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
 from loadtune.final.doubts import note_loading
-from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.objects import Job, asked, refuse_recursion
 from loadtune.options import in_python, python_names
 from loadtune.records.config import LiveObjects, TuneConfig
@@ -23,9 +23,9 @@ from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
+from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, run_folder, write_result
 from loadtune.resuming import restore
-from loadtune.run import RUN_FILE, Run, read_run
+from loadtune.run import RUN_FILE, Run
 from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.search.searching import changes, hung, study
 from loadtune.search.space import search_space
@@ -70,11 +70,10 @@ def tune(
 
     Parts can be names, too: ``model="resnet50"``, ``dataset="train.py:make_dataset"``. The training process works on
     copies of the objects, made by pickling. `folder` defaults to a new one below ``out``. With `resume` the run
-    in `folder` continues, up to ``num_trials`` trials in all; a run of objects needs the same objects again. A search
-    that had ended continues only if the trials or the time budget were raised. A run that cannot be resumed is left
-    unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted from this
-    call: the result says so and contains only what was confirmed. Raises LoadtuneError for an error that the user can
-    correct, OutOfTimeError where time ended before a trial was measured.
+    in `folder`, which was cut short, continues; a run of objects needs the same objects again. A run that ended, or
+    cannot be resumed, is left unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted
+    from this call: the result says so and contains only what was confirmed. Raises LoadtuneError for an error that the
+    user can correct, OutOfTimeError where time ended before a trial was measured.
     """
     refuse_recursion("loadtune.tune")
     if resume and folder is None:
@@ -96,8 +95,7 @@ def tune_config(
 ) -> TuningResult:
     """`tune` of a config that was checked."""
     host = read_host()
-    rank = rank_facts(host, config.ranks_per_node)
-    cores, device = rank_cores(rank, config.ranks_per_node), choose_device(host, config.device)
+    device = choose_device(host, config.device)
     with run_folder(folder, Path(config.out), config.workload.label) as folder:
         training = TrainingClient(
             config.workload,
@@ -105,12 +103,9 @@ def tune_config(
             log_path=folder / LOG_FILE,
             hang_s=min(120.0, max(30.0, 0.2 * config.time_budget_s)),  # the time budget ends each request, too
             objects=objects,
-            max_memory_bytes=rank.ram_available_bytes
-            if cores and device.kind == "cpu"
-            else config.max_gpu_memory_bytes,
-            cores=cores,
+            max_memory_bytes=config.max_gpu_memory_bytes,
         )
-        with training, Sampler(device, lambda: training.pid, rank.num_usable_cores, cores=cores) as sensor:
+        with training, Sampler(device, lambda: training.pid) as sensor:
             clock, told = MonotonicClock(), listener or _warn
             result = tune_on(training, sensor, clock, config, host, device, folder, told, read_host, resume=resume)
     if listener is None:
@@ -142,32 +137,19 @@ def tune_on(
     *,
     resume: bool = False,
 ) -> TuningResult:
-    """`tune` over any training, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
-
-    `host` and `host_now` are the whole machine's, also where the run is one rank of several.
-    """
-    ranks = config.ranks_per_node
-    rank = rank_facts(host, ranks)
-
-    def rank_now() -> HostFacts:
-        return rank_facts(host_now() if host_now else host, ranks)
-
+    """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
+    host_now = host_now or (lambda: host)
     with owned(folder):
-        run = Run(config, rank, device, __version__, clock, training, sensor, folder, rank_now, listener)
+        run = Run(config, host, device, __version__, clock, training, sensor, folder, host_now, listener)
         training.finish_by(clock.now() + run.left_s)
         if resume:
-            restore(read_run(folder), run)
-        if ranks > 1:
-            run.note(
-                f"This run is one rank of {ranks}: it has {rank.num_usable_cores} of"
-                f" {counted(host.num_usable_cores, 'usable core')}. The other ranks did not run."
-            )
+            restore(run)
         run.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
         try:
             _tell(run)
         except Exception as error:
             run.cut_short = str(error)
-            if run.trials and not run.is_as_it_was:
+            if run.trials and run.stage_name != "start":
                 with suppress(ResultError):  # the error that came first says what to mend
                     _keep(run)
             raise
@@ -183,7 +165,7 @@ def _tell(run: Run) -> None:
         run.interrupted_by = str(interruption) or "SIGINT"
     except OutOfTimeError as end:
         run.cut_short = ended_text(run, end)
-        if run.is_as_it_was or not any(trial.measurement for trial in run.trials):
+        if not any(trial.measurement for trial in run.trials):
             message = f"{run.cut_short[0].upper()}{run.cut_short[1:]}."
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
 
@@ -208,18 +190,15 @@ def ended_text(run: Run, end: OutOfTimeError) -> str:
 
 
 def _keep(run: Run) -> TuningResult:
-    """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
-    run.aside("Where samples came from was not found out", lambda: note_loading(run))
-    before = result_in(run.folder) if run.is_resumed and run.best is None else None
-    if before is not None and before.best is not None:
-        since = "" if run.is_as_it_was else f" {RUN_FILE} has what was measured since, for the next --resume."
-        run.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
+    """Write the page, then the result, with what there is to say of the page. An answer is on the disk before both; one
+    of before the run was resumed stands where there is no other."""
+    run.aside("Whether samples came from the page cache was not found out", lambda: note_loading(run))
+    if run.best is None and run.earlier is not None and run.earlier.best is not None:
+        run.note(
+            f"The answer of {run.earlier.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged. {RUN_FILE} has "
+            "what was measured since, for the next --resume."
+        )
         return run.result()
-    return run.result() if run.is_as_it_was else _write(run)
-
-
-def _write(run: Run) -> TuningResult:
-    """The page, then the result, with what there is to say of the page. An answer is on the disk before both."""
     no_page = "The report page was not written"
     try:
         run.aside(no_page, lambda: write_page(run.result(), run.folder / PAGE_FILE))
@@ -230,6 +209,10 @@ def _write(run: Run) -> TuningResult:
         write_result(result, run.folder)
     else:
         run.aside(f"{RESULT_FILE} has the answer alone", lambda: write_result(result, run.folder))
+    if run.cut_short is None:
+        run.ended = True
+        with suppress(ResultError):  # the result is there; a later --resume writes it again
+            run.save()
     return result
 
 
@@ -247,7 +230,7 @@ def story(run: Run) -> None:
         search = study(run, facts, searched)
     verify_memory(run, facts, search)
     try:
-        confirmation(run, facts, search)
+        confirmation(run, search)
     finally:  # also of an answer that was there when the time budget ended
         if run.best is not None:
             write_result(run.result(), run.folder)

@@ -7,24 +7,20 @@ def bytes_text(count: float | None, figures: int = 3) -> str:
     """Bytes in binary units with three significant figures, or as many as asked for: ``1.50 GiB``."""
     if count is None:
         return MISSING
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{_figures(size, figures)} {unit}"
-        size /= 1024
-    return f"{_figures(size, figures)} EiB"
+    size, power = float(count), 0
+    while abs(size) >= 1024:
+        size, power = size / 1024, power + 1
+    return f"{_figures(size, figures)} {'KMGTPE'[power - 1]}iB" if power else f"{size:.0f} B"
 
 
 def count_text(count: int | None) -> str:
     """How many, with three significant figures: ``512``, ``25.6 M``."""
     if count is None:
         return MISSING
-    number = float(count)
-    for unit in ("", " k", " M", " G"):
-        if number < 999.5:
-            return f"{number:.0f}" if not unit else f"{_figures(number)}{unit}"
-        number /= 1000
-    return f"{_figures(number)} T"
+    number, power = float(count), 0
+    while number >= 999.5:
+        number, power = number / 1000, power + 1
+    return f"{_figures(number)} {'kMGT'[power - 1]}" if power else f"{number:.0f}"
 
 
 def counted(number: float, noun: str) -> str:
@@ -51,13 +47,8 @@ def percent_text(fraction: float | None, decimals: int = 0) -> str:
 
 
 def departure_text(fraction: float | None) -> str:
-    """How far off, with its sign: ``+1.3%``; six characters at most, for what is off by more says nothing more."""
-    if fraction is None:
-        return MISSING
-    percent = fraction * 100
-    if abs(percent) >= 999.5:
-        return ">+999%" if percent > 0 else "<-999%"
-    return f"{percent:+z.{0 if abs(percent) >= 99.95 else 1}f}%"
+    """How far off, with its sign: ``+1.3%``."""
+    return MISSING if fraction is None else f"{fraction * 100:+z.{0 if abs(fraction) >= 0.9995 else 1}f}%"
 
 
 def seconds_text(seconds: float | None) -> str:

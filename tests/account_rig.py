@@ -6,20 +6,19 @@ What is really alive is known from weak references to the storages, so an accoun
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
 
 from loadtune.footprint.account import Event, Mark
-from loadtune.footprint.estimate import estimate_step
-from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.objects import Job, pack_job
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.footprint import block_bytes
-from loadtune.records.measurement import TrialFailure
-from loadtune.testing import GIB, Surface, fake_facts
 
 WORKSPACE_BYTES = 3 << 20
 KEPT_BYTES = 1 << 20
@@ -61,6 +60,9 @@ class Decides(Blocks):
         return super().forward(images if images.sum() > 0 else -images)
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+
+
 class Autoencoder(nn.Sequential):
     """Returns an image, not class scores."""
 
@@ -68,22 +70,28 @@ class Autoencoder(nn.Sequential):
         super().__init__(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(6, 3, 4, 2, 1))
 
 
+class Broken(IterableDataset):
+    """A stream that raises."""
+
+    def __iter__(self):
+        raise OSError("the shard is gone")
+        yield
+
+
 class FakeBooks(TorchDispatchMode):
-    """`loadtune.training.account.AllocatorLog`."""
+    """`loadtune.training.steps.AllocatorLog`."""
 
     device = torch.device("cpu")
 
     def __init__(self, owned):
         """``owned()``: the tensors that are there before a step."""
         super().__init__()
-        self._owned = owned
-        self.peaks_bytes = []
+        self._owned, self._seen, self._events = owned, {}, []
+        self._alive = {KEPT_ADDRESS: KEPT_BYTES}
+        self.peak_bytes = 0
 
     @contextmanager
     def kept(self):
-        self._events, self._seen, self._alive = [], {}, {KEPT_ADDRESS: KEPT_BYTES}
-        self._asked = self._taken = KEPT_BYTES
-        self.peaks_bytes.append(KEPT_BYTES)
         for tensor in self._owned():
             self._see(tensor)
         self._events.clear()
@@ -92,7 +100,7 @@ class FakeBooks(TorchDispatchMode):
         self._seen.clear()
 
     def mark(self):
-        return Mark(len(self._events), SLACK_BYTES + self._taken - self._asked)
+        return Mark(len(self._events), SLACK_BYTES + self._taken() - sum(self._alive.values()))
 
     def address_of(self, tensor):
         return tensor.untyped_storage().data_ptr()
@@ -130,27 +138,35 @@ class FakeBooks(TorchDispatchMode):
 
     def _event(self, address, num_bytes):
         self._events.append(Event(address, num_bytes))
-        sign, count = (1, num_bytes) if num_bytes else (-1, self._alive.pop(address))
-        if num_bytes:
-            self._alive[address] = num_bytes
-        self._asked += sign * count
-        self._taken += sign * block_bytes(count)
-        self.peaks_bytes[-1] = max(self.peaks_bytes[-1], self._taken)
+        self._alive[address] = num_bytes
+        if not num_bytes:
+            del self._alive[address]
+        self.peak_bytes = max(self.peak_bytes, self._taken())
+
+    def _taken(self):
+        return sum(map(block_bytes, self._alive.values()))
 
 
-class FakeMeter:
-    """`loadtune.step_memory.Meter`: finds a tenth more than shapes say, and has no room for AdamW."""
+class FakeTraining:
+    """A `TrainingClient` that finds a tenth more than shapes say."""
 
-    def __init__(self, spec):
-        self._plan = plan_of_spec(spec)
+    made: ClassVar[list] = []
+
+    def __init__(self, spec, device):
+        self.made.append(device)
+        self._spec = spec
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
     def describe(self):
-        return replace(fake_facts(Surface()), precisions=("fp32", "bf16"), memory_budget_bytes=8 * GIB)
+        pass
 
-    def account(self, asked):
-        if asked.optimizer == "adamw":
-            return TrialFailure(kind="oom", phase="warm-up", message="no room.")
-        found = estimate_step(varied(self._plan, asked), asked.batch_size, checkpoint=asked.checkpoint)
+    def account(self, precision, batch_size):
+        found, _ = estimate_step(plan_of_spec(self._spec, precision), batch_size)
         lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
         return replace(
             found,

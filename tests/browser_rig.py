@@ -10,6 +10,9 @@ from pathlib import Path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+OPTIONS += ("--remote-debugging-pipe",)
+
 # Far above what a start takes on a busy machine.
 PATIENCE_S = 120.0
 
@@ -23,16 +26,7 @@ class Browser:
         # Chromium reads from 3 and writes to 4; out of their way first.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
         self._process = subprocess.Popen(
-            [
-                CHROMIUM,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--no-first-run",
-                "--remote-debugging-pipe",
-                f"--user-data-dir={home}",
-            ],
+            [CHROMIUM, *OPTIONS, f"--user-data-dir={home}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(home / "stderr").open("w"),
@@ -70,10 +64,10 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def open(self, page: Path, *, width=1280, height=900, dark=False):
+    def open(self, page: Path, *, width=1280, dark=False):
         """Load it, and wait until everything is drawn."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 700
         )
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[theme])

@@ -36,14 +36,16 @@ class Ended:
 
 
 class Command:
-    """A running ``loadtune``. Its folder, home and, in the end, temporary folder lie below ``home``: nothing strays."""
+    """A running ``loadtune``. Its folder, home and, in the end, temporary folder lie below ``home``: nothing strays.
+
+    As a context it is killed at the end, with all that it started.
+    """
 
     def __init__(self, home, *words):
         self.home = home
         self._mark = uuid.uuid4().hex
         # Of its own and short: a worker's socket lies in it, and the name of one has 107 characters at most.
         self._temporary = Path(tempfile.mkdtemp(prefix="loadtune-"))
-        self.started = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadtune", *words],
             cwd=_folder(home / "cwd"),
@@ -83,18 +85,24 @@ class Command:
     def signal(self, number):
         self._process.send_signal(number)
 
-    def until(self, condition, timeout_s=PATIENCE_S):
+    def until(self, condition):
         """Wait for it; says what was printed where it does not come."""
-        met = until(lambda: condition() or self._process.poll() is not None, timeout_s)
-        assert met, f"not in {timeout_s} s\n{self.stderr()}"
+        met = until(lambda: condition() or self._process.poll() is not None, PATIENCE_S)
+        assert met, f"not in {PATIENCE_S} s\n{self.stderr()}"
         assert condition(), f"it ended before, with code {self._process.poll()}\n{self.stderr()}"
 
-    def end(self, timeout_s=PATIENCE_S):
+    def end(self):
         """Wait for its end, and for the end of whatever it started."""
-        stdout, _ = self._process.communicate(timeout=timeout_s)
+        stdout, _ = self._process.communicate(timeout=PATIENCE_S)
         until(lambda: not self.descendants(), GONE_S)
         self._show_temporary()
         return Ended(self._process.returncode, stdout, self.stderr(), self.descendants())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.kill()
 
     def kill(self):
         for pid in marked(self._mark):

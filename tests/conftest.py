@@ -18,9 +18,12 @@ settings.load_profile("loadtune")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Shells start what runs in the background with Ctrl-C ignored, and whatever a test starts and interrupts inherits that.
+# Shells start what runs in the background with Ctrl-C ignored, and nohup with SIGHUP. What a test starts would inherit
+# that, and not end when it is asked to; a handler is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def pytest_collection_finish():
@@ -45,10 +48,8 @@ def study_in_memory(monkeypatch):
     """A fake run's study without a database, which takes a third of its time. test_pipeline_kept.py has one."""
     from optuna.storages import InMemoryStorage
 
-    from loadtune.search import study
-
-    monkeypatch.setattr(study, "_storage", lambda database: InMemoryStorage())
-    monkeypatch.setattr(study.OptunaStudy, "_changed", lambda self: None)
+    monkeypatch.setattr("loadtune.search.study._storage", lambda database: InMemoryStorage())
+    monkeypatch.setattr("loadtune.search.searching.write_whole", lambda path, content: None)
 
 
 @pytest.fixture

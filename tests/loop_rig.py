@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-LINE: Any = SimpleNamespace(enter=lambda phase: None, stop_asked=lambda: False, pulse=lambda: None)
+from loadtune.stream.sample_table import SampleTable
+
+LINE: Any = SimpleNamespace(
+    enter=lambda phase: None,
+    pulse=lambda: None,
+    window=lambda window: None,
+    stop_asked=lambda: False,
+    samples=SampleTable(),
+    phase="",
+)
 
 
 class SleepingTrainer:
@@ -36,3 +45,6 @@ class SleepingTrainer:
 
     def num_halvings(self) -> float:
         return self._halvings(self.num_steps)
+
+    def num_compiled(self) -> int:
+        return 0

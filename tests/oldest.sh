@@ -8,9 +8,9 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3.11}" -m venv "$work/venv"
 # shellcheck disable=SC1091
 source "$work/venv/bin/activate"
-pip install --quiet 'torch==2.11.*' 'torchvision==0.26.*' 'optuna==5.0.*' pytest pytest-timeout pytest-xdist hypothesis
-pip install --quiet -e .
-python -c 'import torch; assert torch.__version__.startswith("2.11"), torch.__version__'
+pip install --quiet 'torch==2.6.*' 'torchvision==0.21.*' 'optuna==5.0.*' pytest pytest-timeout pytest-xdist hypothesis
+pip install --quiet -e '.[vision]'
+python -c 'import torch; assert torch.__version__.startswith("2.6."), torch.__version__'
 
 pytest -q -n 2 tests/unit tests/property tests/integration/test_stream_ends.py tests/integration/test_stream_trouble.py \
   tests/integration/test_exec.py tests/integration/test_inflight_jobs.py

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fakes import FakeSensor, FakeTraining, fake_host
 
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.seams import Listener
-from loadtune.testing import FakeSensor, FakeTraining, fake_host
 from loadtune.tuner import tune_on
 
 ALL_TRIALS = TuneConfig(num_trials=3)
@@ -44,7 +44,7 @@ def tune_fake(
 def _finished() -> tuple[Path, TuningResult]:
     folder = Path(tempfile.mkdtemp(prefix="finished-"))
     atexit.register(shutil.rmtree, folder)
-    return folder, tune_fake(FakeTraining(), folder, ALL_TRIALS)
+    return folder, tune_fake(FakeTraining(), folder)
 
 
 def finished(folder: Path) -> TuningResult:

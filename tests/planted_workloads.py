@@ -4,7 +4,7 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 NUM_CLASSES = 3
 LENGTH = 8192
@@ -33,15 +33,6 @@ class SlowSamples(Samples):
         return super().__getitem__(index)
 
 
-class SlowFirstWorker(Samples):
-    """One worker takes 12 ms a sample, the others 2 ms."""
-
-    def __getitem__(self, index):
-        worker = get_worker_info()
-        time.sleep(0.012 if worker is not None and worker.id == 0 else 0.002)
-        return super().__getitem__(index)
-
-
 class LargeSamples(Samples):
     """3 MiB each: a batch of 64 takes 192 MiB on its way to the device."""
 
@@ -60,13 +51,10 @@ class Linear(nn.Module):
 
 
 class SlowStep(Linear):
-    """Matrix products on a GPU, some 30 ms; on a CPU, which may be busy with others' work, 0.15 s of sleep."""
+    """Matrix products on a GPU, some 30 ms."""
 
     def forward(self, images):
-        if images.is_cuda:
-            matrix = torch.ones(8192, 8192, device=images.device, dtype=torch.bfloat16)
-            for _ in range(16):
-                matrix = matrix @ matrix
-        else:
-            time.sleep(0.15)
+        matrix = torch.ones(8192, 8192, device=images.device, dtype=torch.bfloat16)
+        for _ in range(16):
+            matrix = matrix @ matrix
         return super().forward(images)

@@ -31,7 +31,6 @@ FACTS = WorkloadFacts(
     num_parameters=10,
     precisions=("fp32", "fp16", "bf16"),
     min_batch_size=1,
-    start_method="fork",
     device_name="gpu",
     memory_capacity_bytes=1 << 34,
     memory_budget_bytes=1 << 34,

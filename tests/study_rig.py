@@ -1,15 +1,11 @@
 """A study on disk with one trial of each kind, told as a run tells it; and what one run measured."""
 
-import itertools
-
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import Trial
 from loadtune.report.store import write_whole
 from loadtune.search.space import SearchSpace
 from loadtune.search.study import OptunaStudy
-
-MEASURED_PER_S = 900.0
 
 
 def begun_study(folder):
@@ -21,27 +17,20 @@ def begun_study(folder):
         recipes={"fp32": Recipe()},
         ceilings={"fp32": 64},
     )
-    configs = itertools.cycle(space.modelled())
-
-    def save(content):
-        write_whole(folder / "study.db", content())
-
-    study = OptunaStudy(space, save)
-    study.ask(next(configs))
-    study.tell(trial(0, MEASURED_PER_S))
-    study.ask(next(configs))
-    study.tell(trial(1, None))
-    study.ask(next(configs))
+    study = OptunaStudy(space, lambda content: write_whole(folder / "study.db", content()))
+    for config, told in zip(space.modelled(), (trial(0, 900.0), trial(1, None), None), strict=False):
+        study.ask(config)
+        if told is not None:
+            study.tell(told)
     return study, 2
 
 
 def trial(number: int, rate: float | None) -> Trial:
     """At this rate. None: it could not run."""
     config = TrialConfig(loader=LoaderConfig(batch_size=16), recipe=Recipe())
-    if rate is not None:
-        return Trial(number=number, config=config, origin="search", measurement=measured(rate))
-    failure = TrialFailure(kind="oom", phase="training", message="out of memory")
-    return Trial(number=number, config=config, origin="search", failure=failure)
+    failure = TrialFailure(kind="oom", phase="training", message="out of memory") if rate is None else None
+    measurement = None if rate is None else measured(rate)
+    return Trial(number=number, config=config, origin="search", measurement=measurement, failure=failure)
 
 
 def measured(rate: float) -> Measurement:

@@ -17,7 +17,7 @@ class BenchInThread:
     pid = os.getpid()
     log = SimpleNamespace(size=lambda: 0, cut=lambda: None, tail=lambda num_lines=0: "")
 
-    def __init__(self, device, log_path, scratch, cores=()):
+    def __init__(self, device, log_path, scratch):
         self.connection, theirs = multiprocessing.Pipe()
         self._thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
         self._thread.start()

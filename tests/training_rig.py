@@ -20,13 +20,13 @@ def spec_of(dataset="Images", model="Linear"):
 
 
 @contextlib.contextmanager
-def training_on(folder, dataset="Images", model="Linear", cores=None):
+def training_on(folder, dataset="Images", model="Linear"):
     """The client, with the tiny workloads importable for its child."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         patch.setenv(FAULT, str(folder / "fault"))
         spec, log_path = spec_of(dataset, model), folder / "training.log"
-        with TrainingClient(spec, CPU, log_path=log_path, hang_s=30.0, cores=cores) as training:
+        with TrainingClient(spec, CPU, log_path=log_path, hang_s=30.0) as training:
             yield training
 
 

@@ -183,23 +183,9 @@ def slow_to_build():
     time.sleep(3600)
 
 
-class LabelTooHigh(Images):
-    def __getitem__(self, index):
-        return super().__getitem__(index)[0], NUM_CLASSES
-
-
 class OddShapes(Images):
     def __getitem__(self, index):
         return torch.zeros(3, 8, 8 + index % 5), 0
-
-
-class Empty(Images):
-    def __len__(self):
-        return 0
-
-
-def no_dataset():
-    return {"train": 1}
 
 
 def raising_factory():
@@ -218,19 +204,6 @@ class Linear(nn.Module):
 
     def forward(self, images):
         return self.layer(images.flatten(1))
-
-
-class Normed(nn.Module):
-    """A convolution, batch normalisation over a vector, dropout: refuses a batch of 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Conv2d(3, 4, 3)
-        self.norm = nn.BatchNorm1d(4)
-        self.head = nn.Linear(4, NUM_CLASSES)
-
-    def forward(self, images):
-        return self.head(self.norm(self.features(images).mean((2, 3))))
 
 
 class NanInBf16(Linear):
@@ -288,11 +261,6 @@ def wide_on_a_small_budget():
     return Wide()
 
 
-class ReturnsList(Linear):
-    def forward(self, images):
-        return [super().forward(images)]
-
-
 class LightningModule(Linear):
     """Stands for Lightning's class of that name, which need not be installed here."""
 
@@ -311,52 +279,11 @@ def frozen():
     return Linear().requires_grad_(False)
 
 
-class Scalars(Images):
-    """Not images at all: rows of a table."""
-
-    def __getitem__(self, index):
-        return torch.zeros(4), 0
-
-
 class Pictures(Images):
     """Somebody forgot ToTensor."""
 
     def __getitem__(self, index):
         return PIL.Image.new("RGB", (8, 8)), 0
-
-
-def exits():
-    """A script that parses its own command line when it is imported does this."""
-    raise SystemExit(2)
-
-
-def not_a_model():
-    return "resnet50"
-
-
-class TinyUNet(nn.Module):
-    """One level down and up again: a class for each pixel."""
-
-    def __init__(self):
-        super().__init__()
-        self.down = nn.Conv2d(3, 8, 3, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
-        self.head = nn.Conv2d(8 + 3, 4, 1)
-
-    def forward(self, images):
-        return self.head(torch.cat([self.up(self.down(images).relu()), images], dim=1))
-
-
-class Masks(Dataset):
-    """Some pixels count for nothing."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        mask = torch.full((8, 8), index % 4)
-        mask[0] = -100
-        return torch.zeros(3, 8, 8), mask
 
 
 class LanguageModel(nn.Module):
@@ -376,3 +303,23 @@ class Text(Dataset):
     def __getitem__(self, index):
         tokens = (torch.arange(13) + index) % VOCABULARY
         return tokens[:-1], tokens[1:]
+
+
+class Normed(nn.Module):
+    """A convolution, batch normalisation over a vector: refuses a batch of 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, images):
+        return self.head(self.norm(self.features(images).mean((2, 3))))
+
+
+class Scalars(Images):
+    """Not images at all: rows of a table."""
+
+    def __getitem__(self, index):
+        return torch.zeros(4), 0

@@ -44,10 +44,6 @@ class Situation:
     precisions: tuple[Precision, ...] = ()
     """That the search could choose."""
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.kind == "cuda"
-
 
 class Remedy:
     """The base of all remedies. A method that a remedy leaves out changes nothing."""

@@ -1,44 +1,25 @@
-"""A job's dataset, behind any number of `Subset`, its files, transform and batches: read, taken apart and replaced.
+"""A job's dataset, behind any number of `Subset`, its files and its transform: read, taken apart and replaced.
 
-Torch's side; imported late. What a worker calls is a function of this module, so that it pickles.
+Needs torchvision; imported late. What a worker calls is a function of this module, so that it pickles.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Subset, default_convert
+from torch.utils.data import Subset
 from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
-from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor
 
 from loadtune.changes.base import NotApplicableError
-from loadtune.workload import (
-    Batch,
-    ToRgb,
-    Workload,
-    collate_samples,
-    fetch_samples,
-    is_pair,
-    structure_text,
-    tensors_of,
-)
-
-
-def batch_of(workload: Workload, indices: Sequence[Any]) -> Batch:
-    """A batch of the samples at these indices, as a worker makes it."""
-    loader = workload.loader
-    if loader.batched_fetch:
-        return default_convert(loader.dataset[indices])  # type: ignore[no-untyped-call]
-    return collate_samples(fetch_samples(loader.dataset, indices), loader.collate_fn)
+from loadtune.workload import Batch, ToRgb, Workload, batch_of, is_pair, owner_of, tensors_of
 
 
 def small_batch(workload: Workload) -> Batch:
@@ -47,19 +28,7 @@ def small_batch(workload: Workload) -> Batch:
     return batch_of(workload, [drawn[at % len(drawn)] for at in range(2)])
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether both have the same tensors in the same places."""
-    if structure_text(one) != structure_text(other):
-        return False
-    return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))
-
-
 # The transform
-
-
-def owner_of(dataset: Any) -> Any:
-    """The dataset that loads samples: behind any number of `Subset`."""
-    return owner_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def steps_of(dataset: Any) -> list[Any]:
@@ -85,21 +54,6 @@ def with_attributes(workload: Workload, **attributes: Any) -> Workload:
     return replace(workload, loader=replace(workload.loader, dataset=changed(workload.dataset)))
 
 
-def with_steps(workload: Workload, steps: Sequence[Any]) -> Workload:
-    """The same job with a transform of these steps."""
-    owner = owner_of(workload.dataset)
-    compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
-    made = {"transform": compose(list(steps))}
-    if _has_second(owner):
-        made["transforms"] = StandardTransform(made["transform"], getattr(owner, "target_transform", None))
-    return with_attributes(workload, **made)
-
-
-def _has_second(dataset: Any) -> bool:
-    """Whether torchvision holds the transform a second time."""
-    return isinstance(getattr(owner_of(dataset), "transforms", None), StandardTransform)
-
-
 def path_of(dataset: Any) -> str:
     """How the dataset that loads samples is reached in code: ``dataset.dataset``, behind a `Subset`."""
     return f"{path_of(dataset.dataset)}.dataset" if isinstance(dataset, Subset) else "dataset"
@@ -109,18 +63,10 @@ def copy_lines(dataset: Any) -> list[str]:
     """Lines of code that give a `Subset` a dataset of its own, before that is changed; none for another dataset."""
     path = path_of(dataset)
     copied = [path[:at] for at in range(len("dataset.dataset"), len(path) + 1, len(".dataset"))]
-    copied += [f"{path}.transforms"] if copied and _has_second(dataset) else []
     if not copied:
         return []
     comment = "# other splits of the dataset, such as validation, stay as they are"
     return ["import copy", comment, *(f"{each} = copy.copy({each})" for each in copied)]
-
-
-def transform_lines(dataset: Any, steps: Sequence[str]) -> list[str]:
-    """Lines of code that give the dataset a transform of these steps, also where torchvision holds it twice."""
-    path = path_of(dataset)
-    second = f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"
-    return [f"{path}.transform = Compose([{', '.join(steps)}])", *([second] if _has_second(dataset) else [])]
 
 
 # JPEG files at a reduced size
@@ -132,30 +78,26 @@ NUM_FILES = 8
 """From all over the dataset, of which one at least has to be large enough to be reduced."""
 
 
-def files_of(dataset: Any) -> list[str]:
-    """Of an image folder that Pillow decodes. Raises NotApplicableError where the dataset is none."""
-    owner = owner_of(dataset)
+def decoded_smaller(workload: Workload) -> Workload:
+    """The job with its JPEG files decoded at a reduced size. Raises NotApplicableError."""
+    owner = owner_of(workload.dataset)
     if not isinstance(owner, DatasetFolder) or owner.loader not in (default_loader, pil_loader):
         raise NotApplicableError("the dataset is no ImageFolder that reads its files with Pillow")
-    return [path for path, _ in owner.samples]
-
-
-def scales_first(steps: Sequence[Any]) -> bool:
-    """Whether the first step that changes a picture scales it to a size of its own, whatever size the picture had."""
     scaling = (v1.Resize, v1.RandomResizedCrop, v2.Resize, v2.RandomResizedCrop)
-    return isinstance(next((step for step in steps if not isinstance(step, (ToRgb, v2.ToImage))), None), scaling)
+    changing = (step for step in steps_of(owner) if not isinstance(step, (ToRgb, v2.ToImage)))
+    if not isinstance(next(changing, None), scaling):
+        raise NotApplicableError("its transform does not begin with Resize or RandomResizedCrop: zoom would change")
+    size = reduced_size(workload)
+    seen = owner.samples[:: max(1, len(owner.samples) // NUM_FILES)]
+    if all(pil_loader(path).size == read_reduced(size, path).size for path, _ in seen):
+        raise NotApplicableError("its files are no JPEG, or are hardly larger than the images that are trained on")
+    return with_attributes(workload, loader=partial(read_reduced, size))
 
 
 def reduced_size(workload: Workload) -> int:
     """Height and width in pixels below which no image is reduced."""
     images = next(tensors_of(small_batch(workload)))
     return round(ENOUGH * max(images.shape[-2:]))
-
-
-def are_reduced(paths: Sequence[str], size: int) -> bool:
-    """Whether Pillow decodes one of these files at a reduced size; some from all over the dataset are looked at."""
-    seen = paths[:: max(1, len(paths) // NUM_FILES)]
-    return any(pil_loader(path).size != read_reduced(size, path).size for path in seen)
 
 
 def read_reduced(size: int, path: str) -> Any:
@@ -204,12 +146,18 @@ def ending_of(steps: list[Any]) -> Ending:
     )
 
 
-def are_floats_and_bytes(old: Batch, new: Batch) -> bool:
-    """Whether images were floats and are bytes now. Raises NotApplicableError where a batch is not (images, targets),
-    which the lines to paste take apart."""
+def sent_as_bytes(workload: Workload) -> Workload:
+    """The job with images that are bytes until they are on the device. Raises NotApplicableError."""
+    ending = ending_of(steps_of(workload.dataset))
+    steps = [*ending.head, *([to_uint8] if ending.makes_tensors else [])]
+    compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
+    changed = with_attributes(workload, transform=compose(steps))
+    old, new = small_batch(workload), small_batch(changed)
     if not is_pair(new) or not all(isinstance(part, torch.Tensor) for part in new):
         raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
-    return bool(old[0].is_floating_point() and new[0].dtype == torch.uint8)
+    if not old[0].is_floating_point() or new[0].dtype != torch.uint8:
+        raise NotApplicableError("its images were never bytes")
+    return replace(changed, on_device=(*workload.on_device, partial(to_floats, ending.mean, ending.std)))
 
 
 def to_uint8(image: Any) -> torch.Tensor:

@@ -39,13 +39,7 @@ def read(path):
     def apply(self, workload: "Workload") -> "Workload":
         from loadtune.changes import datasets
 
-        files = datasets.files_of(workload.dataset)
-        if not datasets.scales_first(datasets.steps_of(workload.dataset)):
-            raise NotApplicableError("its transform does not begin with Resize or RandomResizedCrop: zoom would change")
-        size = datasets.reduced_size(workload)
-        if not datasets.are_reduced(files, size):
-            raise NotApplicableError("its files are no JPEG, or are hardly larger than the images that are trained on")
-        return datasets.with_attributes(workload, loader=partial(datasets.read_reduced, size))
+        return datasets.decoded_smaller(workload)
 
     def compared(self, workload: "Workload") -> "Workload":
         """Reduced in the same way after decoding: a random crop of a larger image would be another one."""
@@ -72,20 +66,14 @@ class Uint8Transfer(Remedy):
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         facts = situation.facts
-        if not situation.on_gpu or len(facts.input_shape) != 3 or not facts.input_dtype.startswith("float"):
+        if situation.device.kind != "cuda" or len(facts.input_shape) != 3 or not facts.input_dtype.startswith("float"):
             return None
         return situation.config
 
     def apply(self, workload: "Workload") -> "Workload":
         from loadtune.changes import datasets
 
-        ending = datasets.ending_of(datasets.steps_of(workload.dataset))
-        steps = [*ending.head, datasets.to_uint8] if ending.makes_tensors else ending.head
-        changed = datasets.with_steps(workload, steps)
-        if not datasets.are_floats_and_bytes(datasets.small_batch(workload), datasets.small_batch(changed)):
-            raise NotApplicableError("its images were never bytes")
-        to_floats = partial(datasets.to_floats, ending.mean, ending.std)
-        return replace(changed, on_device=(*workload.on_device, to_floats))
+        return datasets.sent_as_bytes(workload)
 
     def own_code(self, workload: "Workload") -> str:
         from loadtune.changes import datasets
@@ -93,7 +81,8 @@ class Uint8Transfer(Remedy):
         dataset = workload.dataset
         ending = datasets.ending_of(datasets.steps_of(dataset))
         after = 2 if ending.mean else 1
-        kept = [f"*{datasets.path_of(dataset)}.transform.transforms[:-{after}]"] if ending.head else []
+        path = datasets.path_of(dataset)
+        kept = [f"*{path}.transform.transforms[:-{after}]"] if ending.head else []
         kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
         constants = [
             "# once, before the training loop",
@@ -104,7 +93,7 @@ class Uint8Transfer(Remedy):
             *datasets.copy_lines(dataset),
             "from torchvision.transforms import Compose, v2",
             "# in the dataset: workers send bytes",
-            *datasets.transform_lines(dataset, kept),
+            f"{path}.transform = Compose([{', '.join(kept)}])",
             *(constants if ending.mean else []),
             "# in the training loop, once the images are on the GPU",
             f"images = images.float().div_(255){'.sub_(mean).div_(std)' if ending.mean else ''}",
@@ -136,7 +125,7 @@ class BatchedFetch(Remedy):
     def apply(self, workload: "Workload") -> "Workload":
         from torch.utils.data import default_collate
 
-        from loadtune.changes.datasets import batch_of, equal, owner_of
+        from loadtune.workload import are_equal, batch_of, owner_of
 
         if workload.loader.collate_fn not in (None, default_collate):
             raise NotApplicableError("its loader has a collate function of its own")
@@ -149,7 +138,7 @@ class BatchedFetch(Remedy):
             at_once = batch_of(changed, indices)
         except Exception as error:
             raise NotApplicableError("the dataset cannot be indexed with a list in any order") from error
-        if not equal(at_once, batch_of(workload, indices)):
+        if not are_equal(at_once, batch_of(workload, indices)):
             raise NotApplicableError("indexed with a list, the dataset returns other values than one by one")
         return changed
 
@@ -187,7 +176,7 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
     def offer(self, situation: Situation) -> TrialConfig | None:
         """With fp16 where that is not the best precision, but may be without its waits."""
         config = situation.config
-        if not situation.on_gpu or situation.spec.named_optimizer != "sgd":
+        if situation.device.kind != "cuda" or situation.spec.named_optimizer != "sgd":
             return None
         waits = replace(config.recipe, precision="fp16", fused_optimizer=False)
         if config.precision != "fp16" and "fp16" not in situation.precisions:

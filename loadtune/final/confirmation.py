@@ -1,22 +1,19 @@
 """The final: contestants measured in turn, and what their figures say. Only these are reported."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from loadtune.changes import in_order
-from loadtune.changes.stack import NO_TIME, Stack, failed_text
+from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.doubts import is_doubted, note_best, note_failures, ruled_out
+from loadtune.final.doubts import note_failures, note_skipped_steps, ruled_out
 from loadtune.final.rounds import alternate, barred, contestants, needed
 from loadtune.final.winner import Outcome, Verdict, as_finalist, difference, finalists
-from loadtune.records.answer import Failed, compute_fraction, compute_rate
+from loadtune.records.answer import compute_fraction, compute_rate
 from loadtune.records.config import TrialConfig
-from loadtune.records.facts import WorkloadFacts
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
-from loadtune.report.wording import settings_text
-from loadtune.run import FINAL_SHARE, Confirmed, Run
+from loadtune.records.result import Attempt, Finalist, Remedies, TriedRemedy, Winner
+from loadtune.run import FINAL_SHARE, Run
 from loadtune.search.search import Search
 from loadtune.search.segment import note_disturbance, outcome_text, timed
 
@@ -31,29 +28,28 @@ WORTH_KEEPING = 1.01
 """Measured gain from which on a change of the code is worth it."""
 
 
-def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
+def confirmation(run: Run, search: Search) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone."""
     with run.stage("confirm"):
         end = None
         try:
-            if run.concluded_s is None:
-                _measure(run, search)
-            run.finalists, run.confirmed_whole = finalists(_outcomes(run), run.trials), True
+            _measure(run, search)
+            run.confirmed_whole = True
         except OutOfTimeError as error:
             end = error  # says where it waited for samples that did not return
-        ran = {finalist.config for finalist in run.finalists}
-        failed = [(c, last) for c, last in _outcomes(run) if c not in ran and isinstance(last, TrialFailure)]
-        if end is None or _is_confirmed(run, failed):
-            _conclude(run, failed)
-        else:
-            note_failures(run, failed)
+        verdict = _verdict(run, _outcomes(run))
+        run.finalists = verdict.finalists
+        if end is None or all(verdict.is_confirmed(size) for size in _sizes(run)):
+            _conclude(run)
+        note_failures(run)
+        note_disturbance(run)
         if end is not None:
             raise end
 
 
 def _outcomes(run: Run) -> list[Outcome]:
     """All runs of the confirmation until now, also those of before an interruption."""
-    return [(each.config, outcome) for each in run.confirmed if (outcome := each.measurement or each.failure)]
+    return [(each.config, outcome) for each in run.confirmed if (outcome := each.outcome)]
 
 
 def _measure(run: Run, search: Search) -> None:
@@ -65,34 +61,33 @@ def _measure(run: Run, search: Search) -> None:
     def measured(config: TrialConfig) -> Measurement | TrialFailure:
         outcome = timed(run, config)
         measurement, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
-        run.confirmed.append(Confirmed(config=config, measurement=measurement, failure=failure))
+        run.confirmed.append(Attempt(config=config, measurement=measurement, failure=failure))
         run.save()
+        run.finalists = finalists(_outcomes(run), run.trials)
+        run.tell(outcome_text(config, outcome))
         return outcome
 
-    rounds = alternate(
+    def undecided(seen: Sequence[Outcome]) -> set[TrialConfig]:
+        """Who has to be run again for the answers, and for what changes of the code gain."""
+        verdict = _verdict(run, seen)
+        return {config for size in _sizes(run) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
+
+    alternate(
         configs,
         measured,
         run.clock,
         run.confirm_until_s,
         needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch),
-        undecided=lambda seen: _undecided(run, finalists(seen, run.trials)),
+        undecided=undecided,
         answer_by_s=run.answer_until_s,
         known=known,
         seed=run.config.seed,
     )
-    for outcome in rounds:
-        run.finalists = finalists(_outcomes(run), run.trials)
-        run.tell(outcome_text(*outcome))
-    run.concluded_s = run.config.time_budget_s
-    run.save()
 
 
-def _judged(
-    run: Run, measured: Sequence[Finalist], failed: Sequence[Failed] = (), points: Sequence[ComputePoint] = ()
-) -> Verdict:
-    """Of these finalists, each with what rules it out. ``failed``: configurations that never ran in the final."""
-    judged = ruled_out(measured, run.trials, failed=failed, compute_points=points)
-    return Verdict(judged, run.yours)
+def _verdict(run: Run, outcomes: Sequence[Outcome], points: Sequence[ComputePoint] = ()) -> Verdict:
+    """Of these runs of the final, each finalist with what rules it out."""
+    return Verdict(ruled_out(finalists(outcomes, run.trials), run.failed, points), run.yours)
 
 
 def _sizes(run: Run) -> set[int | None]:
@@ -100,95 +95,80 @@ def _sizes(run: Run) -> set[int | None]:
     return {None, run.config.yours.batch_size}
 
 
-def _is_confirmed(run: Run, failed: Sequence[Failed]) -> bool:
-    """Whether a final that the time budget ended has its answers."""
-    verdict = _judged(run, run.finalists, failed)
-    run.finalists = verdict.finalists
-    return all(verdict.is_confirmed(size) for size in _sizes(run))
-
-
-def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
-    """Who has to be run again for the answers, and for what changes of the code gain."""
-    verdict = _judged(run, measured)
-    return {config for size in _sizes(run) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
-
-
-def _conclude(run: Run, failed: Sequence[Failed]) -> None:
-    """The winners, their share of the compute-only rate, and notes on what to know before trusting them."""
+def _conclude(run: Run) -> None:
+    """The winners, their share of the compute-only rate, and what the changes of the code gain."""
     for finalist in run.finalists:
-        if finalist.config == run.yours or is_doubted(run.compute_points, finalist):
+        if finalist.config == run.yours or _is_doubted(run, finalist):
             _time_compute_of(run, finalist)
-    run.best = _winner(run, failed, None)
-    if run.yours is not None and run.config.yours.batch_size is not None:
-        run.best_at_your_batch = _winner(run, failed, run.yours.batch_size)
+    run.best = _winner(run, None)
+    if run.config.yours.batch_size is not None:
+        run.best_at_your_batch = _winner(run, run.config.yours.batch_size)
     best = as_finalist(run.best, run.finalists)
-    if best is not None and run.changes is not None:
-        run.remedies = _judge_changes(run, run.changes, best, failed)
-        run.save()
-    note_failures(run, failed)
-    note_disturbance(run)
-    if best is not None:
-        note_best(run, best)
+    if best is None:
+        return
+    note_skipped_steps(run, best)
+    if run.changes is not None:
+        run.remedies = _judge_changes(run, run.changes, best)
 
 
-def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winner | None:
+def _winner(run: Run, batch_size: int | None) -> Winner | None:
     """The best finalist that nothing rules out, also not its compute-only rate, which is timed here."""
     before = None
-    for _ in range(1 + len(run.finalists)):
-        verdict = _judged(run, run.finalists, failed, run.compute_points)
+    while True:
+        verdict = _verdict(run, _outcomes(run), run.compute_points)
         run.finalists, picked = verdict.finalists, verdict.winner(batch_size)
         best = as_finalist(picked, run.finalists)
-        if best is None or picked == before:
-            break
+        if picked is None or best is None:
+            return None
+        if picked == before:
+            share = compute_fraction(run.compute_points, picked.config, picked.samples_per_s)
+            return replace(picked, compute_fraction=share)
         before = picked
         _time_compute_of(run, best)
-    if picked is None:
-        return None
-    return replace(picked, compute_fraction=compute_fraction(run.compute_points, picked.config, picked.samples_per_s))
 
 
 # Changes of the code
 
 
-def _judge_changes(run: Run, stack: Stack, best: Finalist, failed: Sequence[Failed]) -> Remedies:
-    """What the contestant with changes gains over the best. ``failed``: of the final, those that never ran there."""
+def _judge_changes(run: Run, stack: Stack, best: Finalist) -> Remedies:
+    """What the contestant with changes gains over the best."""
     changed = next((finalist for finalist in run.finalists if finalist.config.remedies), None)
     gain = None if changed is None else difference(changed, best, run.finalists, 1)
     is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
     kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
-    tried = _tried(run, stack, best, changed, gain, [*failed, *run.failed])
-    if kept is not None:
-        tried = [replace(each, kept=each.name in kept.config.remedies) for each in tried]
-    found = Remedies(tried=tuple(tried), left_out=tuple(stack.left_out.values()), gain=gain)
-    return found if kept is None else replace(found, config=kept.config, samples_per_s=kept.throughput)
+    return Remedies(
+        tried=tuple(_tried(run, stack, best, changed, gain, kept)),
+        config=None if kept is None else kept.config,
+        samples_per_s=None if kept is None else kept.throughput,
+        gain=gain,
+    )
 
 
 def _tried(
-    run: Run, stack: Stack, best: Finalist, changed: Finalist | None, gain: Interval | None, failed: Sequence[Failed]
-) -> list[TriedRemedy]:
+    run: Run, stack: Stack, best: Finalist, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
+) -> Iterator[TriedRemedy]:
     """Each that was stacked. Where one alone ran, what was measured is its own; else it is that of all together."""
     config = stack.config if changed is None else changed.config
     ran = () if changed is None else config.remedies
-    why = {name: failed_text(failure) for other, failure in reversed(failed) for name in other.remedies}
-    tried = list[TriedRemedy]()
-    for number, step in enumerate(stack.steps):
+    why = {
+        name: f"it failed: {failure.message.rstrip('.')}" for other, failure in run.failed for name in other.remedies
+    }
+    missing = "too little of the time budget was left" if changed is None else "the model expects more without it"
+    for step in stack.steps:
         name = step.remedy.name
-        why_not = why.get(name, NO_TIME if changed is None else "the model expects more without it")
         differs = [text for text in (step.remedy.changes, step.seen.difference) if text not in (None, "nothing")]
-        one = TriedRemedy(
+        is_alone = ran == (name,)
+        yield TriedRemedy(
             name=name,
             title=step.remedy.title,
             changes="; ".join(differs) or "nothing",
             code=step.remedy.code(replace(stack.at, config=config), step.seen),
-            base=replace(stack.at.config, remedies=in_order(stack.names[:number])),
             config=config,
             predicted=step.predicted,
-            reason="measured with the others" if name in ran else why_not,
+            gain=gain if is_alone else None,
+            kept=kept is not None and name in ran,
+            reason=None if is_alone else "measured with the others" if name in ran else why.get(name, missing),
         )
-        if changed is not None and ran == (name,):
-            one = replace(one, base=best.config, gain=gain, reason=None)
-        tried.append(one)
-    return tried
 
 
 # Steps without a loader
@@ -201,21 +181,32 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
     """
     config = finalist.config
     for _ in range(MOST_TIMINGS):
-        if compute_rate(run.compute_points, config) and not is_doubted(run.compute_points, finalist):
+        if compute_rate(run.compute_points, config) and not _is_doubted(run, finalist):
             return
-        steps_s = COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
-        if _compile_seconds(run, config) + steps_s > run.left_s:
+        takes_s = _compile_seconds(run, config) + COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
+        point = _compute_point(run, config, min(1.0, 0.1 * run.left_s)) if takes_s <= run.left_s else None
+        if point is None:
             return
-        try:
-            point = run.training.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.left_s))
-        except LoadtuneError as error:  # the answer does not depend on it
-            run.tell(f"The compute-only rate of {settings_text(config)} was not timed: {error}", warning=True)
-            return
-        if isinstance(point, TrialFailure):
-            return
-        run.trained.add((config.recipe, config.batch_size))
         run.compute_points = _with_point(run.compute_points, point)
         run.save()
+
+
+def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoint | None:
+    """None: it could not be timed, and the answer does not depend on it."""
+    try:
+        point = run.training.time_compute(config.recipe, config.batch_size, seconds)
+    except LoadtuneError:
+        return None
+    if isinstance(point, TrialFailure):
+        return None
+    run.trained.add((config.recipe, config.batch_size))
+    return point
+
+
+def _is_doubted(run: Run, finalist: Finalist) -> bool:
+    """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
+    points, config = run.compute_points, finalist.config
+    return compute_rate(points, config) is not None and compute_fraction(points, config, finalist.samples_per_s) is None
 
 
 def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
@@ -243,9 +234,5 @@ def _compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
         if not needed_s or (number > 0 and needed_s + FINAL_SHARE * run.config.time_budget_s > run.left_s):
             continue
         run.tell(f"torch.compile runs again for batch {config.batch_size}")
-        try:
-            point = run.training.time_compute(config.recipe, config.batch_size, 0.0)
-        except LoadtuneError:
+        if _compute_point(run, config, 0.0) is None:
             return
-        if isinstance(point, ComputePoint):
-            run.trained.add((config.recipe, config.batch_size))

@@ -5,14 +5,13 @@ notes in whole sentences. Without them a configuration would be missing and nobo
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from loadtune.final.winner import Verdict
-from loadtune.records.answer import MISREAD, Failed, compute_fraction, compute_rate, is_barred
+from loadtune.records.answer import MISREAD, Failed, compute_rate, is_barred
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial, Unconfirmed
 from loadtune.report.wording import interval_text, settings_text
 from loadtune.run import Run
-from loadtune.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from loadtune.units import bytes_text, counted, percent_text, rate_text
 
 TOO_WIDE = 1.0
 """Half width of a 95% interval, as a share of the value, from which on the interval holds 0."""
@@ -25,52 +24,43 @@ _LEAST_BYTES, _LEAST_SHARE = 1024, 0.01
 
 
 def ruled_out(
-    finalists: Sequence[Finalist],
-    trials: Sequence[Trial] = (),
-    *,
-    failed: Sequence[Failed] = (),
-    compute_points: Sequence[ComputePoint] = (),
+    finalists: Sequence[Finalist], failed: Sequence[Failed] = (), points: Sequence[ComputePoint] = ()
 ) -> tuple[Finalist, ...]:
-    """The finalists, each with what rules it out, if anything does.
-
-    ``failed`` are failures in the confirmation of configurations that never ran there, so that they are no finalists.
-    """
-    failures = [
-        *((trial.config, trial.failure) for trial in trials if trial.failure),
-        *failed,
-        *((finalist.config, failure) for finalist in finalists for failure in finalist.failures),
-    ]
-    return tuple(replace(finalist, unconfirmed=_why(finalist, failures, compute_points)) for finalist in finalists)
+    """The finalists, each with what rules it out, if anything does. ``failed``: in the search and in the final."""
+    return tuple(replace(finalist, unconfirmed=_why(finalist, failed, points)) for finalist in finalists)
 
 
-def is_doubted(points: Sequence[ComputePoint], finalist: Finalist) -> bool:
-    """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
-    known = compute_rate(points, finalist.config)
-    return known is not None and compute_fraction(points, finalist.config, finalist.samples_per_s) is None
-
-
-def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
-    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
-    first = failures[0]
-    num_runs = counted(num_measured + len(failures), "run")
-    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
-
-
-def _why(finalist: Finalist, failures: Sequence[Failed], points: Sequence[ComputePoint]) -> Unconfirmed | None:
-    own = [failure for config, failure in failures if config == finalist.config]
-    return (
-        _non_finite(finalist.config, failures)
-        or _failed(finalist, own)
-        or _too_wide(finalist)
-        or _above_compute_only(finalist, points)
-    )
-
-
-def _non_finite(config: TrialConfig, failures: Sequence[Failed]) -> Unconfirmed | None:
-    """A loss that is not finite in fp32, the widest of the precisions, is not finite because of data, model or loss."""
-    seen = [each for each in failures if each[1].kind == "non_finite_loss"]
-    found = next((each for each in seen if each[0].precision in ("fp32", config.precision)), None)
-    return None if found is None else Unconfirmed(reason="non_finite_loss", explanation=_non_finite_text(*found))
+def _why(finalist: Finalist, failed: Sequence[Failed], points: Sequence[ComputePoint]) -> Unconfirmed | None:
+    precisions = ("fp32", finalist.config.precision)  # what is not finite in fp32 is so in any
+    bad = [each for each in failed if each[1].kind == "non_finite_loss" and each[0].precision in precisions]
+    if bad:
+        return Unconfirmed(reason="non_finite_loss", explanation=_non_finite_text(*bad[0]))
+    own = [failure for config, failure in failed if config == finalist.config]
+    rate, num_runs = finalist.throughput, len(finalist.runs)
+    if is_barred(own):
+        what = _failures_text(num_runs, own)
+        cause = "Remove the cause and run again: training for hours would meet it too."
+        return Unconfirmed(reason="failed", explanation=f"{what}. {cause}")
+    if rate.half_width is not None and rate.half_width >= TOO_WIDE * rate.value:
+        return Unconfirmed(
+            reason="wide_interval",
+            explanation=(
+                f"It reads {interval_text(rate)} after {counted(num_runs, 'run')}, an interval that includes 0. Run "
+                "again on a quieter machine, or with a larger --time-budget."
+            ),
+        )
+    point = compute_rate(points, finalist.config)
+    # By more than the interval of the one and the fastest window of the other explain.
+    if point is not None and (rate.value if rate.low is None else rate.low) > MISREAD * point.quickest_per_s:
+        return Unconfirmed(
+            reason="above_compute_only",
+            explanation=(
+                f"It reads {rate_text(rate.value)}, more than its compute-only rate of "
+                f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
+                "faster. Run again when nothing else uses this machine."
+            ),
+        )
+    return None
 
 
 def _non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
@@ -86,106 +76,56 @@ def _non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
     )
 
 
-def _failed(finalist: Finalist, own: Sequence[TrialFailure]) -> Unconfirmed | None:
-    if not is_barred(own):
-        return None
-    what = failures_text(len(finalist.runs), own)
-    return Unconfirmed(
-        reason="failed", explanation=f"{what}. Remove the cause and run again: training for hours would meet it too."
-    )
-
-
-def _too_wide(finalist: Finalist) -> Unconfirmed | None:
-    rate = finalist.throughput
-    if rate.half_width is None or rate.half_width < TOO_WIDE * rate.value:
-        return None
-    return Unconfirmed(
-        reason="wide_interval",
-        explanation=(
-            f"It reads {interval_text(rate)} after {counted(len(finalist.runs), 'run')}, an interval "
-            "that includes 0. Run again on a quieter machine, or with a larger --time-budget."
-        ),
-    )
-
-
-def _above_compute_only(finalist: Finalist, points: Sequence[ComputePoint]) -> Unconfirmed | None:
-    """By more than the interval of the one and the fastest window of the other explain."""
-    point = compute_rate(points, finalist.config)
-    least = finalist.samples_per_s * (1 - (finalist.half_width_fraction or 0.0))
-    if point is None or least <= MISREAD * point.quickest_per_s:
-        return None
-    return Unconfirmed(
-        reason="above_compute_only",
-        explanation=(
-            f"It reads {rate_text(finalist.samples_per_s)}, more than its compute-only rate of "
-            f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step faster. "
-            "Run again when nothing else uses this machine."
-        ),
-    )
+def _failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
+    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
+    first = failures[0]
+    num_runs = counted(num_measured + len(failures), "run")
+    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
 
 
 # Notes
 
 
-def note_best(run: Run, best: Finalist) -> None:
-    """What to know of the winner before trusting it."""
-    config = best.config
-    if best.half_width_fraction is None:
-        run.note(
-            "Each configuration was measured once, because the time was spent. So no rate has an interval, and nothing "
-            f"is confirmed. Give more than {seconds_text(run.config.time_budget_s)} with --time-budget."
-        )
-    counted_in = [window for each in best.runs for window in each.windows]  # what settled before them is in no rate
-    num_skipped, num_steps = sum(w.num_skipped_steps for w in counted_in), sum(w.num_steps for w in counted_in)
-    if num_skipped > SKIPPED * num_steps:  # a skipped step leaves the optimizer out
+def note_skipped_steps(run: Run, best: Finalist) -> None:
+    """Steps without the optimizer are faster than those of a training."""
+    windows = [window for each in best.runs for window in each.windows]  # what settled before them is in no rate
+    num_skipped, num_steps = sum(w.num_skipped_steps for w in windows), sum(w.num_steps for w in windows)
+    if num_skipped > SKIPPED * num_steps:
         run.note(
             f"GradScaler skipped the optimizer in {num_skipped} of the {counted(num_steps, 'step')} that were timed of "
             "the best configuration. Skipped steps are faster than others. Check that the model trains in fp16, or "
             "leave fp16 out with --precision."
         )
-    near = Verdict(run.finalists, run.yours).not_told_apart(config)
-    rivals = [f for f in near if f.config != run.yours and f.unconfirmed is None]
-    if rivals:
-        named = "; ".join(f"{settings_text(f.config)} ({rate_text(f.samples_per_s)})" for f in rivals)
-        run.note(f"Not proven to be less fast than the answer: {named}.")
 
 
-def note_failures(run: Run, failed: Sequence[Failed]) -> None:
-    """What failed, what is not confirmed for another reason, and what that leaves.
-
-    ``failed``: of the confirmation, those that completed no run of it.
-    """
-    in_runs = [(finalist.config, failure) for finalist in run.finalists for failure in finalist.failures]
-    of_workers = _worker_note(run.trials)
-    if of_workers is not None:
-        failed = [(config, failure) for config, failure in failed if not config.loader.num_workers]
-    run.note(of_workers, *_precision_notes([*run.failed, *failed, *in_runs]))
-    for config, failure in dict(reversed(failed)).items():
-        then = ", so there is no speed-up to report" if config == run.yours else ""
-        why = f"({failure.kind}: {failure.message.rstrip('.')})"
-        run.note(f"{_named(config, run.yours)} did not run in the confirmation {why}{then}.")
+def note_failures(run: Run) -> None:
+    """What failed in the search and in the confirmation, and what is not confirmed for another reason."""
+    of_workers, ran = _worker_note(run.trials), {finalist.config for finalist in run.finalists}
+    run.note(of_workers, *_precision_notes(run.failed))
+    for config, failure in {each.config: each.failure for each in run.confirmed}.items():
+        if failure is not None and config not in ran and not (of_workers and config.loader.num_workers):
+            then = ", so there is no speed-up to report" if config == run.yours else ""
+            why = f"({failure.kind}: {failure.message.rstrip('.')})"
+            run.note(f"{_named(config, run.yours)} did not run in the confirmation {why}{then}.")
     for finalist in run.finalists:
         named, doubt = _named(finalist.config, run.yours), finalist.unconfirmed
         if doubt is None and finalist.failures:
-            what = failures_text(len(finalist.runs), finalist.failures)
+            what = _failures_text(len(finalist.runs), finalist.failures)
             run.note(f"{named} is judged by the runs that did not fail: {what}.")
         elif doubt is not None and doubt.reason != "non_finite_loss":  # which was said once for all
             run.note(f"{named} is not confirmed. {doubt.explanation}")
-    if run.best is None:
-        run.note("No configuration is confirmed, so this run has no answer to export. The other notes say why.")
-    elif [finalist.config for finalist in run.finalists] == [run.yours] and not run.tried:
+    if run.best is not None and not run.tried:
         run.note("No configuration but your settings could be run, so your settings are the answer.")
 
 
 def _worker_note(trials: Sequence[Trial]) -> str | None:
     """That every trial with workers crashed, and why. None: some did not, or none was tried."""
-    tried = [trial for trial in trials if trial.outcome is not None]
-    with_workers = [trial.failure for trial in tried if trial.config.loader.num_workers]
-    crashed = [failure for failure in with_workers if failure is not None and failure.kind == "crash"]
-    if not crashed or len(crashed) < len(with_workers):
+    outcomes = [trial.outcome for trial in trials if trial.config.loader.num_workers]
+    crashed = [each for each in outcomes if isinstance(each, TrialFailure) and each.kind == "crash"]
+    if not crashed or len(crashed) < len(outcomes):
         return None
     why, advice = crashed[0].message.rstrip("."), "Correct the dataset or the loader, and run again."
-    if any(trial.measurement for trial in tried):
+    if any(trial.measurement for trial in trials):
         return f"Your loader does not work with workers: {why}. Only 0 workers were compared. {advice}"
     return f"No configuration with workers ran: {why}. {advice} --max-workers 0 measures without workers."
 
@@ -202,30 +142,25 @@ def _named(config: TrialConfig, yours: TrialConfig | None) -> str:
 
 
 def note_loading(run: Run) -> None:
-    """Where samples came from; and that a trial was ended because memory grew with each sample."""
-    failures = [failure for _, failure in run.failed]
-    failures += [failure for finalist in run.finalists for failure in finalist.failures]
-    run.note(next((failure.message for failure in failures if failure.grown_bytes), None))
-    run.note(data_source((measured for _, measured in run.timed), run.facts.sample_bytes if run.facts else 0))
+    """That samples came from the page cache; and that a trial was ended because memory grew with each sample."""
+    run.note(next((failure.message for _, failure in run.failed if failure.grown_bytes), None))
+    run.note(cached_text((measured for _, measured in run.timed), run.facts.sample_bytes if run.facts else 0))
 
 
-def data_source(measured: Iterable[Measurement], sample_bytes: int) -> str | None:
-    """What to say. None: not known, or little was read from files: samples are made, in memory, or in mapped files."""
+def cached_text(measured: Iterable[Measurement], sample_bytes: int) -> str | None:
+    """That most of what was read came from the page cache. None: it did not, that is not known, or little was read
+    from files: samples are made, in memory, or in mapped files."""
     num_samples = read = fetched = 0.0
     for run in measured:
         seen = run.telemetry
-        if seen is None or seen.file_read_bytes_per_s is None or seen.disk_read_bytes_per_s is None:
-            continue
-        num_samples += run.samples_per_s * seen.seconds
-        read += seen.file_read_bytes_per_s * seen.seconds
-        fetched += seen.disk_read_bytes_per_s * seen.seconds
-    if not num_samples or read < max(_LEAST_BYTES, _LEAST_SHARE * sample_bytes) * num_samples:
+        if seen is not None and seen.file_read_bytes_per_s is not None and seen.disk_read_bytes_per_s is not None:
+            num_samples += run.samples_per_s * seen.seconds
+            read += seen.file_read_bytes_per_s * seen.seconds
+            fetched += seen.disk_read_bytes_per_s * seen.seconds
+    if not num_samples or read < max(_LEAST_BYTES, _LEAST_SHARE * sample_bytes) * num_samples or fetched > read / 2:
         return None
-    share = min(1.0, fetched / read)
-    found = f"{percent_text(share)} of the {bytes_text(read)} that were read came from storage"
-    if share < 0.5:
-        return (
-            f"Samples were read from the page cache: {found}. The first epoch after a reboot reads them from storage "
-            "and may be slower."
-        )
-    return f"Samples were read from storage: {found}. An epoch that finds them in the page cache may be faster."
+    found = f"{percent_text(fetched / read)} of the {bytes_text(read)} that were read came from storage"
+    return (
+        f"Samples were read from the page cache: {found}. The first epoch after a reboot reads them from storage and "
+        "may be slower."
+    )

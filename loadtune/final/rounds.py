@@ -10,14 +10,13 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from loadtune.final.winner import LOOKS, Outcome, finalists
 from loadtune.records.answer import barred_by
-from loadtune.records.config import Precision, TrialConfig
+from loadtune.records.config import LoaderConfig, Precision, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.records.result import Trial
 from loadtune.run import Run
 from loadtune.seams import Clock
 from loadtune.search.search import MIN_RUNS, Search
@@ -26,21 +25,21 @@ from loadtune.search.space import largest_batch
 
 def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
     """Those of this run, those first that the answer needs most. ``known``: runs from before an interruption."""
-    own_size = run.config.yours.batch_size
-    ranked = [_within_ceiling(run, config) for config in search.ranked() if not config.remedies]
+    own_size, searched = run.config.yours.batch_size, [config for config in search.ranked() if not config.remedies]
+    ranked = list(dict.fromkeys(_within_ceiling(run, config) for config in searched))
+    spare_s, wanted = run.confirm_until_s - run.clock.now(), list[tuple[TrialConfig | None, float]]()
+    if ranked:
+        changed = None if run.changes is None else search.changed()
+        typed = next(iter(search.feasible(_typed(run, search))), None)
+        wanted = [(each, run.answer_until_s - run.clock.now()) for each in (changed, typed)]
+        wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
     return pick_finalists(
-        list(dict.fromkeys(ranked)),
+        ranked,
         run.yours,
-        run.trials,
+        wanted,
         at_your_batch=[] if own_size is None else search.best_at(own_size),
-        highest=search.highest() if ranked else None,
-        smallest=search.smallest() if ranked else None,
-        changed=search.changed() if ranked and run.changes is not None else None,
-        typed=next(iter(search.feasible(_typed(run, search))), None),
-        time_s=run.answer_until_s - run.clock.now(),
-        spare_s=run.confirm_until_s - run.clock.now(),
-        expected_s=search.expected_s,
-        kept=list(dict.fromkeys(config for config, _ in known)),
+        kept=[config for config, _ in known],
+        lasts_s=lambda config: _lasts_s(config, run.tried, search.expected_s),
     )
 
 
@@ -52,7 +51,8 @@ def _typed(run: Run, search: Search) -> list[TrialConfig]:
     if run.yours is None or precision is None:
         return []
     workers = max((number for number in searched.num_workers if number <= run.host.num_usable_cores), default=0)
-    return [searched.config(run.yours.batch_size, workers, searched.pin_memory[-1], precision)]
+    loader = LoaderConfig(batch_size=run.yours.batch_size, num_workers=workers, pin_memory=searched.pin_memory[-1])
+    return [searched.nearest(TrialConfig(loader=loader, recipe=searched.recipes[precision]))]
 
 
 def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
@@ -65,47 +65,36 @@ def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
 def pick_finalists(
     ranked: Sequence[TrialConfig],
     yours: TrialConfig | None,
-    trials: Sequence[Trial],
+    wanted: Sequence[tuple[TrialConfig | None, float]],
     *,
     at_your_batch: Sequence[TrialConfig] = (),
-    highest: TrialConfig | None = None,
-    smallest: TrialConfig | None = None,
-    changed: TrialConfig | None = None,
-    typed: TrialConfig | None = None,
-    time_s: float = math.inf,
-    spare_s: float = math.inf,
-    expected_s: Callable[[TrialConfig], float] = lambda config: 0.0,
-    kept: Collection[TrialConfig] = (),
+    kept: Sequence[TrialConfig] = (),
+    lasts_s: Callable[[TrialConfig], float],
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first.
 
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, and the two best ``at_your_batch`` size. Where all can be measured twice in ``time_s``: the best that is
-    ``changed`` in its code, and what one would have ``typed`` without measuring. In ``spare_s``: the second best, what
-    read ``highest``, and the ``smallest`` that is expected to be as good. Those in ``kept`` were measured again before
-    an interruption and stay. ``expected_s``: what measuring one takes that was not tried.
+    baseline, the two best ``at_your_batch`` size, and those ``kept``, which were measured again before an interruption.
+    Each that is ``wanted`` beside them has to be within some seconds, in which all can be measured twice. ``lasts_s``:
+    seconds of one measurement.
     """
-    rivals = [config for config in ranked if config != yours]
-    at_batch = [config for config in at_your_batch if config != yours]
+    rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_your_batch))
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     picked = list(dict.fromkeys([*needed, *kept]))
-    wanted = [(each, time_s) for each in (changed, typed)]
-    wanted += [(each, spare_s) for each in (*ranked[:2], highest, smallest)]
     for config, within_s in wanted:  # a short one may fit where a long one did not
         if config is not None and config not in picked:
-            took_s = math.fsum(MIN_RUNS * _lasts_s(each, trials, expected_s) for each in (*picked, config))
-            picked += [config] if took_s <= within_s else []
+            takes_s = MIN_RUNS * math.fsum(lasts_s(each) for each in (*picked, config))
+            picked += [config] if takes_s <= within_s else []
     return tuple(picked)
 
 
-def _lasts_s(config: TrialConfig, trials: Sequence[Trial], expected_s: Callable[[TrialConfig], float]) -> float:
-    """As long as its trial, or that of its loader and precision under another recipe, or else as trials last and as
-    the model expects, whichever is longer."""
-    ran = [(trial.config, trial.measurement.seconds) for trial in trials if trial.measurement is not None]
-    alike = [each for each in ran if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
-    same = [each for each in ran if each[0] == config] or alike[:1]
-    mean_s = statistics.fmean(seconds for _, seconds in same or ran) if ran else 0.0
-    return mean_s if same else max(mean_s, expected_s(config))
+def _lasts_s(
+    config: TrialConfig, tried: Sequence[tuple[TrialConfig, Measurement]], expected_s: Callable[[TrialConfig], float]
+) -> float:
+    """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
+    own = [each.seconds for other, each in tried if other == config]
+    mean_s = statistics.fmean(own or [each.seconds for _, each in tried] or [0.0])
+    return mean_s if own else max(mean_s, expected_s(config))
 
 
 def needed(
@@ -135,54 +124,53 @@ def alternate(
     *,
     needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
     undecided: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
-    answer_by_s: float | None = None,
+    answer_by_s: float,
     known: Sequence[Outcome] = (),
     seed: int = 0,
-) -> Iterator[Outcome]:
-    """Measure these in rounds. Who fails is run once more at the end of the round, and is out with a second failure.
+) -> list[Outcome]:
+    """Measure these in rounds, what matters most first. Who fails is run once more at the end of the round, and is out
+    with a second failure.
 
-    ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
-    made of. They are run once whatever the time. `MIN_RUNS` rounds of all may last until ``answer_by_s``, further ones
-    until ``until_s``. Where a round does not fit, one of the needed alone may. Who misses a round is not run any more,
-    so that each n-th figure is of the n-th round.
-    ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
-    ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
+    ``needed``: of those that may run, whom the answer is made of. They are run once whatever the time. `MIN_RUNS`
+    rounds may last until ``answer_by_s``, further ones until ``until_s``. Where a round does not fit, one of the needed
+    alone may. Who misses a round is not run any more, so that each n-th figure is of the n-th round. ``undecided``:
+    called at each look, who is run further. ``known``: of before an interruption; each stands in place of its run.
     """
-    yield from known
-    outcomes, order, chance = list(known), list(configs), random.Random(seed)
-    took_s = {config: each.seconds for config, each in known if isinstance(each, Measurement)}
-    newest = max(_num_measured(known).values(), default=0)
+    outcomes, order, chance, took_s = list[Outcome](), list(configs), random.Random(seed), dict[TrialConfig, float]()
+    kept = {config: [each for other, each in known if other == config] for config in configs}
+    num_begun = max(_num_measured(known).values(), default=0)
     for number in range(LOOKS[-1]):
         if number in LOOKS:
-            going_on = undecided(_of_rounds(outcomes, number))
+            going_on = undecided(outcomes)
             order = [config for config in order if config in going_on]
         if number > 0:
             order = order[::-1] if number % 2 else chance.sample(order, len(order))
-        able, num_ran = [config for config in order if config not in barred(outcomes)], _num_measured(outcomes)
-        turn = [config for config in able if num_ran[config] == number]
-        if number + 1 < newest or (not turn and any(num_ran[config] > number for config in able)):
-            continue  # this round was run before an interruption; who missed it is out
-        end_s = answer_by_s if answer_by_s is not None and number < MIN_RUNS else until_s
+        num_ran, out, is_over = _num_measured(outcomes), barred(outcomes), number + 1 < num_begun
+        turn = [config for config in order if num_ran[config] == number and config not in out]
+        end_s, first = answer_by_s if number < MIN_RUNS else until_s, needed(outcomes, turn)
         if number == 0:
-            first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
-        else:
-            turn = _fitting(turn, needed(outcomes, turn), took_s, end_s - clock.now())
-            if not turn:
-                return
+        elif not is_over:  # the whole round, or of it those that the answer needs, or nobody
+            alone, left_s = [config for config in turn if config in first], max(0.0, end_s - clock.now())
+            lasting = ((who, sum(took_s[config] for config in who if not kept[config])) for who in (turn, alone))
+            turn = next((who for who, seconds in lasting if seconds <= left_s), [])
+        if not turn:
+            break
         again = set[TrialConfig]()
         while turn:
             config, begun = turn.pop(0), clock.now()
             may_skip = config in again if number else config not in needed(outcomes, configs)
-            if may_skip and begun + max(took_s.values(), default=0.0) > end_s:
+            is_late = may_skip and begun + max(took_s.values(), default=0.0) > end_s
+            if not kept[config] and (is_over or is_late):
                 continue
-            outcomes.append((config, run(config)))
-            ran = outcomes[-1][1]  # a segment that was repeated took longer than the next will
+            ran = kept[config].pop(0) if kept[config] else run(config)
+            outcomes.append((config, ran))
+            # A segment that was repeated took longer than the next will.
             took_s[config] = ran.seconds if isinstance(ran, Measurement) else clock.now() - begun
-            yield outcomes[-1]
             if isinstance(ran, TrialFailure) and config not in barred(outcomes):
                 again.add(config)
                 turn.append(config)
+    return outcomes
 
 
 def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
@@ -192,19 +180,3 @@ def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
 
 def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:
     return Counter(config for config, each in outcomes if isinstance(each, Measurement))
-
-
-def _of_rounds(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
-    """Of the first rounds alone: after an interruption a look falls out as it did."""
-    return [each for at, each in enumerate(outcomes) if _num_measured(outcomes[:at])[each[0]] < number]
-
-
-def _fitting(
-    turn: Sequence[TrialConfig],
-    needed: Collection[TrialConfig],
-    took_s: Mapping[TrialConfig, float],
-    left_s: float,
-) -> list[TrialConfig]:
-    """The whole round, or of it those that the answer needs, or nobody."""
-    alone = [config for config in turn if config in needed]
-    return next((list(who) for who in (turn, alone) if sum(took_s[config] for config in who) <= left_s), [])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval, Spread, quantile_of_t, spread_between
 from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.records.result import Finalist, Trial, Winner
+from loadtune.records.result import Finalist, Trial, UnconfirmedReason, Winner
 from loadtune.search.search import MIN_RUNS
 from loadtune.search.space import size
 
@@ -51,13 +51,11 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
     for config, outcome in outcomes:
         if isinstance(outcome, Measurement):
             runs.setdefault(config, []).append(outcome)
-    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
     twice = any(len(own) >= MIN_RUNS for own in runs.values())
     tried = {trial.config: trial.measurement for trial in trials if twice and trial.measurement is not None}
     rates = {config: [run.samples_per_s for run in own] for config, own in runs.items()}
-    pooled = spread_between(
-        [[*own, *([tried[config].samples_per_s] if config in tried else [])] for config, own in rates.items()]
-    )
+    seen = {config: [run.samples_per_s] for config, run in tried.items()}
+    pooled = spread_between([[*own, *seen.get(config, [])] for config, own in rates.items()])
 
     def half_width(own: Sequence[float]) -> float | None:
         """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
@@ -69,7 +67,7 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
             config=config,
             runs=tuple(own),
             tried=tried.get(config),
-            failures=tuple(failure for other, failure in failed if other == config),
+            failures=tuple(each for other, each in outcomes if other == config and isinstance(each, TrialFailure)),
             half_width_fraction=half_width(rates[config]),
         )
         for config, own in runs.items()
@@ -77,13 +75,12 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
 
 
 def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], num_comparisons: int) -> Interval:
-    """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons). Where
-    one of them was picked for being the fastest of several, as many comparisons allow for its luck.
+    """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons, as many
+    as one of them was picked from).
 
-    Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. Only
-    rounds that both ran in count, so that a verdict stays what it was at the look after which one of them was out. The
-    spread is that of all who ran in them around their means and their rounds. Where the blocks leave too little to
-    estimate it from, the plain spread between runs is used, with those of the search. No interval: nothing ran twice.
+    Rounds are blocks: what a round is faster by, all in it share. Only rounds that both ran in count, so that a verdict
+    stays what it was at the look after which one of them was out. Where these leave too few degrees of freedom, the
+    plain spread between runs is used, with those of the search. No interval: nothing ran twice.
     """
     pairs = list(zip(_logs(one), _logs(other), strict=False))
     ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
@@ -134,38 +131,28 @@ class Verdict:
         """The smallest of those within 2% of the best that is proven better than the baseline.
 
         Where nothing is, the baseline itself: a rival has to gain for sure, the user's settings do not. The best of all
-        where the baseline has no rate, or may not be kept (`may_be_kept`). None: nothing ran, or something rules out
-        all that did (`ruled_out`). A configuration that was run once wins only where no rival of the baseline ran
-        twice. What is proven at a batch size is proven among all. Changes of the code are judged apart.
+        where the baseline has no rate, or does not train. None: nothing ran, or something rules out all that did
+        (`ruled_out`). A configuration that was run once wins only where no rival of the baseline ran twice. What is
+        proven at a batch size is proven among all. Changes of the code are judged apart.
         """
-        able = [f for f in self.finalists if not f.unconfirmed and not f.config.remedies]
+        able = self._able()
         eligible = [f for f in able if batch_size in (None, f.config.batch_size)]
         num_rivals = sum(f.config != self.yours for f in able)  # who was run once was there to pick from as well
         if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != self.yours):
             eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
-        own = next((f for f in self.finalists if f.config == self.yours and _is_rate(f)), None)
-        if own is not None and may_be_kept(own) and batch_size in (None, own.config.batch_size):
-            eligible = [f for f in eligible if _is_above_one(self._ratio(f, own, num_rivals))] or [own]
+        own = self._own("wide_interval", "failed")  # one that crashed now and then trained at its rate all the same
+        if own is not None and own == self._own("wide_interval") and batch_size in (None, own.config.batch_size):
+            eligible = [f for f in eligible if (self._ratio(f, own, num_rivals).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
         top = max(f.score for f in eligible)
-        near = [f for f in eligible if f.score >= TIE * top]
-        best = min(near, key=lambda f: size(f.config))
+        best = min((f for f in eligible if f.score >= TIE * top), key=lambda f: size(f.config))
         return Winner(
             config=best.config,
             samples_per_s=best.samples_per_s,
             half_width_fraction=best.half_width_fraction,
             speedup=None if own is None else self._ratio(best, own, num_rivals),
         )
-
-    def not_told_apart(self, best: TrialConfig) -> tuple[Finalist, ...]:
-        """Other finalists that may be as good as the winner: the interval of the ratio holds 1, or nothing ran twice.
-
-        The winner was picked for scoring high, and a rival is called worse for scoring low: that is one of all pairs.
-        """
-        num_pairs, winner = math.comb(len(self.finalists), 2), next(f for f in self.finalists if f.config == best)
-        rivals = (f for f in self.finalists if f is not winner and not f.config.remedies)
-        return tuple(f for f in rivals if not _differ(self._ratio(winner, f, num_pairs)))
 
     def undecided(self, batch_size: int | None = None) -> tuple[TrialConfig, ...]:
         """Who has to be run again: the winner, and all whose ratio to it may be 1.
@@ -178,34 +165,43 @@ class Verdict:
         if best is None or best.unconfirmed:  # more runs may narrow what is too uncertain now
             wide = [f.config for f in self.finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
             return tuple(config for config in wide if config == self.yours or batch_size in (None, config.batch_size))
-        able = [f for f in self.finalists if not f.unconfirmed and f.config != self.yours and not f.config.remedies]
-        rivals = [f for f in able if batch_size in (None, f.config.batch_size)]
-        rivals.sort(key=lambda f: -f.score)
-        own = next((f for f in self.finalists if f.config == self.yours and may_be_kept(f)), None)
+        able, own = [f for f in self._able() if f.config != self.yours], self._own("wide_interval")
+        rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score)
         others = [f for f in (*rivals, own) if f is not None and f is not best]
         ratios = {f.config: self._ratio(best, f, len(able)) for f in others}
         against = own if best.config != self.yours else next(iter(rivals), None)
         half = best.half_width_fraction
         if (against is None or _is_told(ratios[against.config])) and half is not None and half <= PRECISE:
             return ()
-        return (best.config, *(config for config, ratio in ratios.items() if not _differ(ratio)))
+        return (best.config, *(config for config, ratio in ratios.items() if ratio.holds(1.0) is not False))
 
     def undecided_change(self) -> tuple[TrialConfig, ...]:
         """The winner and the contestant with changes of the code, while it is not known whether these gain."""
         best = as_finalist(self.winner(), self.finalists)
         changed = next((f for f in self.finalists if f.config.remedies and not f.unconfirmed), None)
-        if best is None or changed is None:
+        if best is None or changed is None or _is_told(self._ratio(changed, best, 1)):
             return ()
-        return () if _is_told(self._ratio(changed, best, 1)) else (best.config, changed.config)
+        return (best.config, changed.config)
 
     def is_confirmed(self, batch_size: int | None = None) -> bool:
         """Whether a final that was ended in its midst has an answer: the winner, the baseline and another configuration
         were run twice each."""
         best = as_finalist(self.winner(batch_size), self.finalists)
-        own = [f for f in self.finalists if f.config == self.yours]
-        rivals = [f for f in self.finalists if f.config != self.yours and not f.config.remedies]
-        twice = [f for f in rivals if len(f.runs) >= MIN_RUNS and batch_size in (None, f.config.batch_size)]
-        return best is not None and bool(twice) and all(len(f.runs) >= MIN_RUNS for f in (best, *own))
+        twice = [f for f in self.finalists if len(f.runs) >= MIN_RUNS]
+        rivals = [f for f in twice if f.config != self.yours and not f.config.remedies]
+        return (
+            best in twice
+            and all(f in twice for f in self.finalists if f.config == self.yours)
+            and any(batch_size in (None, f.config.batch_size) for f in rivals)
+        )
+
+    def _able(self) -> list[Finalist]:
+        return [f for f in self.finalists if not f.unconfirmed and not f.config.remedies]
+
+    def _own(self, *doubts: UnconfirmedReason) -> Finalist | None:
+        """The baseline, unless something else than these rules it out."""
+        own = next((f for f in self.finalists if f.config == self.yours), None)
+        return None if own is None or (own.unconfirmed and own.unconfirmed.reason not in doubts) else own
 
     def _ratio(self, one: Finalist, other: Finalist, num_comparisons: int) -> Interval:
         if one is other:
@@ -213,30 +209,12 @@ class Verdict:
         return difference(one, other, self.finalists, num_comparisons)
 
 
-def may_be_kept(baseline: Finalist) -> bool:
-    """Whether the user's settings can be the answer: they have to train, but how fast need not be known well."""
-    return baseline.unconfirmed is None or baseline.unconfirmed.reason == "wide_interval"
-
-
 def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalist | None:
     """The winner's runs. None: there is no winner."""
     return next((f for f in finalists if winner is not None and f.config == winner.config), None)
 
 
-def _is_rate(baseline: Finalist) -> bool:
-    """Whether something can be compared with what it read: one that crashed now and then still trained at its rate."""
-    return baseline.unconfirmed is None or baseline.unconfirmed.reason in ("failed", "wide_interval")
-
-
-def _is_above_one(ratio: Interval) -> bool:
-    return ratio.low is not None and ratio.low > 1.0
-
-
-def _differ(ratio: Interval) -> bool:
-    return ratio.holds(1.0) is False
-
-
 def _is_told(ratio: Interval) -> bool:
     """Whether the two differ, or are equal to within `MARGIN`."""
     low, high = ratio.low or 0.0, ratio.high or math.inf
-    return _differ(ratio) or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)
+    return ratio.holds(1.0) is False or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)

@@ -6,11 +6,11 @@ real step has the books of CUDA's allocator; one that is only worked out from sh
 
 import weakref
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,20 +19,13 @@ from torch.utils._pytree import tree_leaves
 from loadtune.records.footprint import MemoryLines, block_bytes
 from loadtune.workload import Batch, tensors_of
 
-Kind = Literal[
-    "parameters_bytes",
-    "buffers_bytes",
-    "gradients_bytes",
-    "optimizer_state_bytes",
-    "input_bytes",
-    "activations_bytes",
-    "workspace_bytes",
-    "temporary_bytes",
-]
-"""A line of the account."""
-
-# Where several claim a block: a gradient was the output of an operation before, an activation may be the batch itself.
-_WEAK: tuple[Kind, ...] = ("temporary_bytes", "workspace_bytes", "activations_bytes")
+Kind = str
+"""A line of the account: a field of `MemoryLines`."""
+_KINDS: tuple[Kind, ...] = tuple(field.name for field in fields(MemoryLines))
+# Where several claim a block the strongest has it, all others alike: a gradient was the output of an operation before,
+# an activation may be the batch itself.
+_STRENGTH: dict[Kind | None, int] = {None: 0, "temporary_bytes": 1, "workspace_bytes": 2, "activations_bytes": 3}
+_STRONGEST = 4
 
 
 class Event(NamedTuple):
@@ -73,70 +66,62 @@ class PeakLines(NamedTuple):
 class _Block:
     asked_bytes: int
     born: int
+    """Index of its event; -1: it stood there."""
     gone: int | None = None
     kind: Kind | None = None
 
-    def claim(self, kind: Kind) -> None:
-        if self.kind is None or _strength(kind) > _strength(self.kind):
-            self.kind = kind
 
-
-def _strength(kind: Kind) -> int:
-    return _WEAK.index(kind) if kind in _WEAK else len(_WEAK)
-
-
-def _blocks(standing: Mapping[int, int], events: Sequence[Event], claims: Sequence[Claim]) -> list[_Block]:
-    """All of them, each with what it was claimed for. Positions of claims rise."""
+def _blocks(
+    standing: Mapping[int, int], events: Sequence[Event], claims: Iterable[Claim], ops: Sequence[tuple[int, int]]
+) -> list[_Block]:
+    """All of them, each with what it was claimed for. ``ops``: events before each operation began, and ended."""
     alive = {address: _Block(count, born=-1) for address, count in standing.items()}
     blocks = list(alive.values())
-    coming = deque(claims)
-    for at, event in enumerate((*events, None)):
-        while coming and coming[0].position <= at:
-            claim = coming.popleft()
-            if claim.address in alive:
-                alive[claim.address].claim(claim.kind)
-        if event is not None and event.num_bytes:
-            alive[event.address] = _Block(event.num_bytes, born=at)
-            blocks.append(alive[event.address])
-        elif event is not None and event.address in alive:
-            alive.pop(event.address).gone = at
+    claimed: dict[int, list[Claim]] = {}
+    for claim in claims:
+        claimed.setdefault(claim.position, []).append(claim)
+    for at in range(len(events) + 1):
+        for claim in claimed.get(at, ()):
+            block = alive.get(claim.address)
+            if block and _STRENGTH.get(claim.kind, _STRONGEST) > _STRENGTH.get(block.kind, _STRONGEST):
+                block.kind = claim.kind
+        if at < len(events) and (count := events[at].num_bytes):
+            alive[events[at].address] = _Block(count, born=at)
+            blocks.append(alive[events[at].address])
+        elif at < len(events) and events[at].address in alive:
+            alive.pop(events[at].address).gone = at
+    begins = [begin for begin, _ in ops]
+    for block in blocks:  # nobody's block that came and went within one operation
+        if block.kind is None and block.gone is not None:
+            op = bisect_right(begins, block.born) - 1
+            if op >= 0 and block.gone < ops[op][1]:
+                block.kind = "workspace_bytes"
     return blocks
 
 
-def _mark_workspace(blocks: Iterable[_Block], ops: Sequence[tuple[int, int]]) -> None:
-    """Nobody's block that came and went within one operation: ``ops`` are events before each began, and ended."""
-    begins = [begin for begin, _ in ops]
-    for block in blocks:
-        if block.kind is None and block.gone is not None:
-            at = bisect_right(begins, block.born) - 1
-            if at >= 0 and block.gone < ops[at][1]:
-                block.kind = "workspace_bytes"
-
-
-def _play(blocks: Sequence[_Block], num_events: int, marks: Sequence[Mark]) -> PeakLines:
+def _play(blocks: Iterable[_Block], num_events: int, marks: Sequence[Mark]) -> PeakLines:
     """Bytes by kind, at their largest and when all together were at theirs."""
-    changes: dict[int, list[tuple[int, _Block]]] = {}
+    # What changes before the first event, then with each; None: in blocks that are nobody's.
+    changes = {kind: np.zeros(num_events + 1, np.int64) for kind in (*_KINDS, None)}
+    small = np.zeros(num_events + 1, np.int64)
     for block in blocks:
-        changes.setdefault(block.born, []).append((1, block))
-        if block.gone is not None:
-            changes.setdefault(block.gone, []).append((-1, block))
-    now: dict[str, int] = {"workspace_bytes": 0, "rounding_bytes": 0}
-    largest, at_peak, coming = dict(now), dict(now), deque(marks)
-    total = peak = small = 0
-    for at in range(-1, num_events):
-        for sign, block in changes.get(at, ()):
-            count = block_bytes(block.asked_bytes)
-            total += sign * count
-            small += sign * (count - block.asked_bytes)
-            if block.kind is not None:
-                now[block.kind] = now.get(block.kind, 0) + sign * count
-        while coming and coming[0].position <= at + 1:
-            now["rounding_bytes"] = coming.popleft().slack_bytes - small
-        for kind, count in now.items():
-            largest[kind] = max(largest.get(kind, 0), count)
-        if total > peak:
-            peak, at_peak = total, dict(now)
-    return PeakLines(MemoryLines(**largest), MemoryLines(**at_peak), peak)
+        count = block_bytes(block.asked_bytes)
+        for at, sign in ((block.born, 1), (block.gone, -1)):
+            if at is not None:
+                changes[block.kind][at + 1] += sign * count
+                small[at + 1] += sign * (count - block.asked_bytes)
+    in_use: dict[Any, Any] = {kind: change.cumsum() for kind, change in changes.items()}
+    total = sum(in_use.values())
+    del in_use[None]
+    positions = [mark.position for mark in marks]
+    rounding = np.array([mark.slack_bytes for mark in marks]) - small.cumsum()[positions]
+    in_use["rounding_bytes"] = rounding[np.searchsorted(positions, np.arange(num_events + 1), "right") - 1]
+    peak = total.argmax()
+    return PeakLines(
+        largest=MemoryLines(**{kind: int(count.max()) for kind, count in in_use.items()}),
+        at_peak=MemoryLines(**{kind: int(count[peak]) for kind, count in in_use.items()}),
+        peak_bytes=int(total[peak]),
+    )
 
 
 class Books(Protocol):
@@ -195,9 +180,9 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        begin = self._mark().position
+        begin = self._mark()
         returned = func(*args, **(kwargs or {}))
-        self._ops.append((begin, self._mark().position))
+        self._ops.append((begin, self._mark()))
         self.claim((leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)), "temporary_bytes")
         return returned
 
@@ -208,7 +193,7 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
     def claim(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         found = [self._books.address_of(tensor) for tensor in tensors]
-        position = self._mark().position
+        position = self._mark()
         self._claims += [Claim(position, address, kind) for address in found if address is not None]
 
     def claim_owned(self, module: nn.Module, state: Iterable[torch.Tensor], batch: Batch) -> None:
@@ -221,13 +206,13 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
         What is nobody's, and outlives the operation that asked for it, is on none of the lines.
         """
-        blocks = _blocks(standing, events, (*self._claims, *more))
-        _mark_workspace(blocks, self._ops)
+        blocks = _blocks(standing, events, (*self._claims, *more), self._ops)
         return _play(blocks, len(events), self._marks)
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> int:
+        """Events so far."""
         self._marks.append(self._books.mark())
-        return self._marks[-1]
+        return self._marks[-1].position
 
 
 def owned(

@@ -5,121 +5,91 @@
 tracer that was there before, a debugger or coverage, sees nothing meanwhile and is put back.
 """
 
-import functools
 import os
 import runpy
-import site
 import sys
-import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import msgspec
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from loadtune.errors import UsageError
-from loadtune.footprint.trace_ledger import (
-    CudaReading,
-    Ledger,
-    MemoryTrace,
-    Meter,
-    TensorWatch,
-    TracedLine,
-    TracedTensor,
-    Visit,
-)
+from loadtune.footprint.trace_ledger import CudaMeter, Ledger, MemoryTrace, TensorWatch, TracedLine, TracedTensor
 from loadtune.units import bytes_text, counted
+from loadtune.workload.user_code import is_users_file
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 _INLINED = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 """Frames that 3.12 no longer makes for most of these: on every version they belong to the line they stand on."""
-
-
-@functools.cache
-def is_users_file(filename: str) -> bool:
-    """Neither the standard library's nor installed, nor of loadtune. A tracer asks at every call."""
-    if filename.startswith("<"):  # generated code has no lines to show; what is typed at a prompt has
-        return filename.startswith(("<stdin", "<ipython"))
-    path = os.path.realpath(filename)
-    return not any(path.startswith(place + os.sep) for place in _others())
-
-
-@functools.cache
-def _others() -> tuple[str, ...]:
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__), _PACKAGE]
-    return tuple({os.path.realpath(place) for place in places if place})
 
 
 class LineTracer:
     """Between `start` and `stop` the ledger's current visit is the line that runs in this thread."""
 
-    def __init__(self, ledger: Ledger, before_end: Callable[[Visit], None]) -> None:
+    def __init__(self, ledger: Ledger, before_end: Callable[[], None]) -> None:
         self._ledger = ledger
         self._before_end = before_end
-        self._stack: list[Visit] = []
-        self._base: FrameType | None = None
-        self._base_line = 0
-        self._was_global: Any = None
-        self._was_local: Any = None
+        self._stack: list[TracedLine] = []
 
     def start(self, frame: FrameType) -> None:
         """Tracing itself begins with ``sys.settrace(self.call)``, the last thing before the caller's first line."""
-        code = frame.f_code
-        if is_users_file(code.co_filename):
-            self._base, self._base_line = frame, frame.f_lineno
-            self._was_local = frame.f_trace
+        self._base, self._base_line = frame, frame.f_lineno
+        self._was_global, self._was_local = sys.gettrace(), frame.f_trace
+        if is_users_file(frame.f_code.co_filename):
             frame.f_trace = self._line
-            self._stack = [self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, is_line=False)]
+            self._enter(frame)
         else:
-            self._stack = [self._ledger.begin(None, 0, "", is_line=False)]
-        self._was_global = sys.gettrace()
+            self._stack = [self._ledger.begin(None, 0, "", num_visits=0)]
 
     def stop(self) -> None:
         """Puts everything back first; then the lines still open end, innermost first."""
-        if not self._stack:  # never started
-            return
         sys.settrace(self._was_global)
-        if self._base is not None:
-            self._base.f_trace = self._was_local
+        self._base.f_trace = self._was_local
         top = self._stack[-1]
         if len(self._stack) == 1 and top.line == self._base_line:
-            top.is_line = False  # leaving the block runs its ``with`` line once more
+            top.num_visits = 0  # leaving the block runs its ``with`` line once more
         while self._stack:
-            self._end_top()
-            self._stack.pop()
-            if self._stack:
-                self._ledger.resume(self._stack[-1])
-        self._base = self._was_global = self._was_local = None
+            self._leave()
+        del self._base, self._was_global, self._was_local
 
     def call(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         if event != "call" or code.co_name in _INLINED or not is_users_file(code.co_filename):
             return None
         self._ledger.pause()
-        # A generator that goes on has no line event of its own.
-        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, is_line=False))
+        self._enter(frame)
         return self._line
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        top, code = self._stack[-1], frame.f_code
+        if event == "line" and top.num_visits and top.line == frame.f_lineno:
+            return self._line  # the next turn of a comprehension, which has no frame of its own since Python 3.12
         if event == "line":
             self._end_top()
-            code = frame.f_code
             self._stack[-1] = self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name)
         elif event == "return" and len(self._stack) > 1:
-            self._end_top()
-            self._stack.pop()
-            self._ledger.resume(self._stack[-1])
+            self._leave()
         return self._line
 
+    def _enter(self, frame: FrameType) -> None:
+        """A generator that goes on has no line event of its own: what it does first is its frame's."""
+        code = frame.f_code
+        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, num_visits=0))
+
+    def _leave(self) -> None:
+        self._end_top()
+        self._stack.pop()
+        if self._stack:
+            self._ledger.resume(self._stack[-1])
+
     def _end_top(self) -> None:
+        self._before_end()
         self._ledger.pause()
-        self._before_end(self._stack[-1])
         self._ledger.end(self._stack[-1])
 
 
@@ -147,11 +117,10 @@ class Tracing:
     """The trace of ``with trace_memory() as trace``. It can be read inside the block and after it."""
 
     def __init__(self) -> None:
-        self._meter: Meter = CudaMeter()
-        self._ledger = Ledger(self._meter)
+        self._cuda = CudaMeter()
+        self._ledger = Ledger(self._cuda)
         self._watch = TensorWatch(self._ledger)
-        self._lines = LineTracer(self._ledger, self._before_end)
-        self._hook: Any = None
+        self._lines = LineTracer(self._ledger, self._watch.before_end)
         self._before_bytes = 0
         self._used = False
 
@@ -159,7 +128,7 @@ class Tracing:
     def record(self) -> MemoryTrace:
         """The whole trace as a record; inside the block, the lines that have finished so far."""
         return MemoryTrace(
-            device=self._meter.device or "cpu",
+            device=self._cuda.device or "cpu",
             lines=tuple(self._ledger.lines.values()),
             before_bytes=self._before_bytes,
         )
@@ -174,8 +143,8 @@ class Tracing:
         return self.record.peak
 
     def text(self) -> str:
-        """A table of at most 80 columns."""
-        return trace_text(self.record)
+        """A table of at most 80 columns: lines that made a tensor or changed memory, then the peak."""
+        return "\n".join(line[:_WIDTH].rstrip() for line in _table(self.record)) + "\n"
 
     def json(self) -> bytes:
         """Indented JSON; `MemoryTrace` reads it back through msgspec."""
@@ -189,38 +158,23 @@ class Tracing:
                 " records the lines of called functions."
             )
         self._used = True
-        try:
-            self._ledger.start()
-            self._lines.start(sys._getframe(1))
+        with ExitStack() as undo:
+            undo.callback(_running.release)
+            undo.callback(self._watch.forget)
             self._watch.look_around()
-            self._before_bytes = self._ledger.in_use
-            self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))
-            self._watch.__enter__()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._stop()
-            raise
+            self._before_bytes = self._ledger.start()
+            self._lines.start(sys._getframe(1))
+            undo.callback(self._lines.stop)
+            hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))
+            undo.callback(hook.remove)
+            undo.enter_context(self._watch)
+            self._undo = undo.pop_all()
         sys.settrace(self._lines.call)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        self._stop()
-
-    def _stop(self) -> None:
-        try:
-            if self._hook is not None:
-                self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self._hook.remove()
-            self._lines.stop()
-        finally:
-            self._watch.forget()
-            _running.release()
-
-    def _before_end(self, visit: Visit) -> None:
-        if visit.in_backward:
-            self._watch.name_gradients()
+        self._undo.close()
 
 
 def run_traced(script: Path, args: list[str], trace: Tracing) -> None:
@@ -240,35 +194,10 @@ def run_traced(script: Path, args: list[str], trace: Tracing) -> None:
         sys.argv[:], sys.path[:] = argv, path
 
 
-class CudaMeter:
-    """Of the device that is current when CUDA is first seen in use; its allocator's peak counter is started anew."""
-
-    def __init__(self) -> None:
-        self.device: str | None = None
-
-    def read(self) -> CudaReading | None:
-        if self.device is None:
-            if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                return None
-            self.device = f"cuda:{torch.cuda.current_device()}"
-        # The flat `memory_stats` sorts 100 figures for every question.
-        allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
-        return CudaReading(int(allocated["current"]), int(allocated["peak"]))
-
-    def restart_peak(self) -> None:
-        if self.device is not None:
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-
 _WIDTH = 80
 _MOST_GROUPS = 6
 """Kinds of tensors listed under a line: a backward pass of a large model makes hundreds; JSON holds them all."""
 _OUTSIDE = "code outside the traced files"
-
-
-def trace_text(trace: MemoryTrace) -> str:
-    """A table of at most 80 columns: lines that made a tensor or changed memory, then the peak."""
-    return "\n".join(line[:_WIDTH].rstrip() for line in _table(trace)) + "\n"
 
 
 def _table(trace: MemoryTrace) -> Iterator[str]:

@@ -10,12 +10,14 @@ on a GPU; the line is then still the one that called ``backward``.
 import gc
 import linecache
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from loadtune.records.footprint import block_bytes
 
@@ -40,23 +42,23 @@ class TracedTensor:
     made_line: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LineUse:
     """One device's memory around one line. CPU: storages of live tensors. CUDA: the allocator's own count."""
 
-    in_use_bytes: int
+    in_use_bytes: int = 0
     """After the line."""
-    change_bytes: int
+    change_bytes: int = 0
     """What this line alone did; lines of functions it called have records of their own."""
-    peak_bytes: int
+    peak_bytes: int = 0
     """Most in use while the line ran, temporary tensors included. Of several visits: the largest of their peaks."""
     unattributed_bytes: int = 0
     """The part of the change that no tensor explains: workspaces, blocks still in use by a stream. CPU: always 0."""
-    last_in_use_bytes: int
+    last_in_use_bytes: int = 0
     """After the last of the visits that this record stands for; equal to `in_use_bytes` for one visit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TracedLine:
     """One visit of a source line, or several that did the same."""
 
@@ -65,14 +67,14 @@ class TracedLine:
     line: int
     """From 1; 0 where there is no file."""
     function: str
-    source: str
+    source: str = ""
     """The line's text without indentation; empty where it cannot be read."""
-    cpu: LineUse
+    cpu: LineUse = field(default_factory=LineUse)
     cuda: LineUse | None = None
     """None: CUDA was not in use yet."""
-    appeared: tuple[TracedTensor, ...] = ()
+    appeared: list[TracedTensor] = field(default_factory=list)
     """Made during the line, and still there after it."""
-    went: tuple[TracedTensor, ...] = ()
+    went: list[TracedTensor] = field(default_factory=list)
     """There before the line, and not after it."""
     num_temporaries: int = 0
     """Made and gone within the line."""
@@ -104,41 +106,48 @@ class MemoryTrace:
         return max(lines, key=lambda line: line.use.peak_bytes, default=None)
 
 
-class CudaReading(NamedTuple):
-    allocated_bytes: int
+class Reading(NamedTuple):
+    in_use_bytes: int
     peak_bytes: int
-    """Highest allocated since `restart_peak`."""
+    """Highest in use since `restart_peak`."""
 
 
-class Meter(Protocol):
-    """A GPU's counters; tests give their own."""
+class CpuMeter:
+    """Adds up the storages of live tensors."""
 
-    device: str | None
+    def __init__(self) -> None:
+        self._in_use = self._peak = 0
 
-    def read(self) -> CudaReading | None: ...
+    def grow(self, num_bytes: int) -> None:
+        self._in_use += num_bytes
+        self._peak = max(self._peak, self._in_use)
 
-    def restart_peak(self) -> None: ...
+    def read(self) -> Reading:
+        return Reading(self._in_use, self._peak)
+
+    def restart_peak(self) -> None:
+        self._peak = self._in_use
 
 
-@dataclass(slots=True, eq=False)
-class Visit:
-    """A line while it runs: changes and peaks of its own parts, not those of functions it calls."""
+class CudaMeter:
+    """Of the device that is current when CUDA is first seen in use; its allocator's peak counter is started anew."""
 
-    file: str | None
-    line: int
-    function: str
-    is_line: bool = True
-    """False: a frame before its first line, of interest only if something happens there."""
-    appeared: dict[int, TracedTensor] = field(default_factory=dict)
-    """By `id`, which is theirs for as long as they stand here."""
-    went: list[TracedTensor] = field(default_factory=list)
-    num_temporaries: int = 0
-    temporary_bytes: int = 0
-    in_backward: bool = False
-    change: int = 0
-    peak: int = 0
-    cuda_change: int = 0
-    cuda_peak: int = 0
+    def __init__(self) -> None:
+        self.device: str | None = None
+
+    def read(self) -> Reading | None:
+        """None: CUDA is not in use yet."""
+        if self.device is None:
+            if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                return None
+            self.device = f"cuda:{torch.cuda.current_device()}"
+        # The flat `memory_stats` sorts 100 figures for every question.
+        allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        return Reading(int(allocated["current"]), int(allocated["peak"]))
+
+    def restart_peak(self) -> None:
+        if self.device is not None:
+            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def _signature(tensor: TracedTensor) -> tuple[object, ...]:
@@ -150,112 +159,86 @@ def _cuda_bytes(tensors: Iterable[TracedTensor]) -> int:
     return sum(block_bytes(tensor.storage_bytes) for tensor in tensors if tensor.device.startswith("cuda"))
 
 
-def _and_later(first: LineUse, later: LineUse) -> LineUse:
-    """Of two visits: the later one may begin with more memory in use."""
-    peak_bytes = max(first.peak_bytes, later.peak_bytes)
-    return replace(first, peak_bytes=peak_bytes, last_in_use_bytes=later.in_use_bytes)
-
-
 class Ledger:
-    """What is in use, and the visit it is put down to."""
+    """What is in use, and the line it is put down to."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        self.in_use = 0
+    def __init__(self, cuda: CudaMeter) -> None:
+        self._cpu = CpuMeter()
+        self._meters: dict[str, CpuMeter | CudaMeter] = {"cpu": self._cpu, "cuda": cuda}
+        self._in_use = Counter[str]()
+        """By device, when it was last read."""
         self.lines: dict[tuple[object, ...], TracedLine] = {}
         """By what a visit of the line did."""
-        self.current = Visit(None, 0, "")
-        self._cuda: CudaReading | None = None
-        self._cuda_base = 0
+        self.current = TracedLine(file=None, line=0, function="")
 
-    def start(self) -> None:
-        """What the GPU holds already is nobody's change."""
-        reading = self.meter.read()
-        self._cuda_base = 0 if reading is None else reading.allocated_bytes
+    def start(self) -> int:
+        """What is there already is nobody's change. Returns the CPU's part of it, in bytes."""
+        self.pause()
+        return self._in_use["cpu"]
 
-    def begin(self, file: str | None, line: int, function: str, *, is_line: bool = True) -> Visit:
-        visit = Visit(file, line, function, is_line)
-        self.resume(visit)
-        return visit
+    def begin(self, file: str | None, line: int, function: str, *, num_visits: int = 1) -> TracedLine:
+        """``num_visits`` 0: a frame before its first line, of interest only if something happens there."""
+        begun = TracedLine(file=file, line=line, function=function, num_visits=num_visits)
+        self.resume(begun)
+        return begun
 
-    def resume(self, visit: Visit) -> None:
-        """From here on everything is this visit's."""
-        self.current = visit
-        visit.peak = max(visit.peak, self.in_use)
-        self.meter.restart_peak()
-        visit.cuda_peak = max(visit.cuda_peak, self._cuda_base)
+    def resume(self, line: TracedLine) -> None:
+        """From here on everything is this line's, until the next one begins: that of a function it calls, say."""
+        self.current = line
+        for meter in self._meters.values():
+            meter.restart_peak()
 
     def pause(self) -> None:
-        """Take down what the GPU did since `resume`; the CPU's is kept up to date."""
-        self._cuda = reading = self.meter.read()
-        if reading is not None:
-            self.current.cuda_change += reading.allocated_bytes - self._cuda_base
-            self.current.cuda_peak = max(self.current.cuda_peak, reading.peak_bytes)
-            self._cuda_base = reading.allocated_bytes
+        """Take down what the devices did since `resume`."""
+        for name, meter in self._meters.items():
+            if (reading := meter.read()) is not None:
+                use: LineUse = getattr(self.current, name) or LineUse()
+                use.change_bytes += reading.in_use_bytes - self._in_use[name]
+                use.peak_bytes = max(use.peak_bytes, reading.peak_bytes)
+                use.in_use_bytes = use.last_in_use_bytes = self._in_use[name] = reading.in_use_bytes
+                setattr(self.current, name, use)
 
-    def end(self, visit: Visit) -> None:
+    def end(self, line: TracedLine) -> None:
         """The line is done; it has been paused before."""
-        if not (visit.is_line or visit.appeared or visit.num_temporaries or visit.went or visit.cuda_change):
+        uses = [use for use in (line.cpu, line.cuda) if use is not None]
+        happened = line.appeared or line.went or line.num_temporaries or any(use.change_bytes for use in uses)
+        if not (line.num_visits or happened):
             return
-        appeared, went = tuple(visit.appeared.values()), tuple(visit.went)
-        cpu = LineUse(
-            in_use_bytes=self.in_use,
-            change_bytes=visit.change,
-            peak_bytes=visit.peak,
-            last_in_use_bytes=self.in_use,
-        )
-        cuda = None
-        if self._cuda is not None:
-            cuda = LineUse(
-                in_use_bytes=self._cuda.allocated_bytes,
-                change_bytes=visit.cuda_change,
-                peak_bytes=visit.cuda_peak,
-                unattributed_bytes=visit.cuda_change - _cuda_bytes(appeared) + _cuda_bytes(went),
-                last_in_use_bytes=self._cuda.allocated_bytes,
-            )
-        uses = ((use.change_bytes, use.peak_bytes - use.in_use_bytes) if use else None for use in (cpu, cuda))
-        key = (visit.file, visit.line, *uses, tuple(map(_signature, appeared)), tuple(map(_signature, went)))
-        if (first := self.lines.get(key)) is None:
-            self.lines[key] = TracedLine(
-                file=visit.file,
-                line=visit.line,
-                function=visit.function,
-                source=linecache.getline(visit.file, visit.line).strip() if visit.file else "",
-                cpu=cpu,
-                cuda=cuda,
-                appeared=appeared,
-                went=went,
-                num_temporaries=visit.num_temporaries,
-                temporary_bytes=visit.temporary_bytes,
-            )
-        else:
-            self.lines[key] = replace(
-                first,
-                cpu=_and_later(first.cpu, cpu),
-                cuda=None if first.cuda is None or cuda is None else _and_later(first.cuda, cuda),
-                num_visits=first.num_visits + 1,
-            )
+        if line.cuda is not None:
+            line.cuda.unattributed_bytes = line.cuda.change_bytes - _cuda_bytes(line.appeared) + _cuda_bytes(line.went)
+        did = tuple((use.change_bytes, use.peak_bytes - use.in_use_bytes) for use in uses)
+        tensors = (tuple(map(_signature, each)) for each in (line.appeared, line.went))
+        first = self.lines.setdefault((line.file, line.line, did, *tensors), line)
+        if first is line:
+            line.num_visits = 1
+            line.source = linecache.getline(line.file, line.line).strip() if line.file else ""
+            return
+        first.num_visits += 1
+        for before, use in zip((first.cpu, first.cuda), uses, strict=False):
+            assert before is not None  # they did the same
+            before.peak_bytes = max(before.peak_bytes, use.peak_bytes)
+            before.last_in_use_bytes = use.in_use_bytes
 
     def born(self, tensor: TracedTensor) -> None:
-        visit = self.current
-        tensor.made_file, tensor.made_line = visit.file, visit.line if visit.file else None
-        visit.appeared[id(tensor)] = tensor
+        line = self.current
+        tensor.made_file, tensor.made_line = line.file, line.line if line.file else None
+        line.appeared.append(tensor)
         self.grow(tensor, tensor.storage_bytes)
 
     def died(self, tensor: TracedTensor) -> None:
-        visit = self.current
-        if visit.appeared.pop(id(tensor), None) is None:
-            visit.went.append(tensor)
+        line = self.current
+        at = next((at for at in reversed(range(len(line.appeared))) if line.appeared[at] is tensor), None)
+        if at is None:
+            line.went.append(tensor)
         else:
-            visit.num_temporaries += 1
-            visit.temporary_bytes += tensor.storage_bytes
+            del line.appeared[at]
+            line.num_temporaries += 1
+            line.temporary_bytes += tensor.storage_bytes
         self.grow(tensor, -tensor.storage_bytes)
 
     def grow(self, tensor: TracedTensor, num_bytes: int) -> None:
         if tensor.device == "cpu":
-            self.in_use += num_bytes
-            self.current.change += num_bytes
-            self.current.peak = max(self.current.peak, self.in_use)
+            self._cpu.grow(num_bytes)
 
 
 _LIFT = torch.ops.aten.lift_fresh.default
@@ -269,7 +252,8 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger = ledger
         self._known: dict[int, tuple[TracedTensor, weakref.ref[Any]]] = {}
-        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._leaves = WeakTensorKeyDictionary()
+        self._in_backward = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -279,30 +263,26 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
             self._see(tensor)
-        visit = self._ledger.current
-        if not visit.in_backward and torch._C._current_graph_task_id() != -1:
-            visit.in_backward = True
+        self._in_backward = self._in_backward or torch._C._current_graph_task_id() != -1
         return result
 
     def look_around(self) -> None:
         """Count what is there before the first line, but for tensors that C++ alone holds: nobody lists those."""
-        visit = self._ledger.current
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):  # not isinstance: a proxy's ``__class__`` may run code
                 self._meet(thing)
         self.name_gradients()
-        for tensor in visit.appeared.values():
-            tensor.made_file = tensor.made_line = None
-        visit.change, visit.peak = 0, self._ledger.in_use
-        visit.appeared.clear()
+
+    def before_end(self) -> None:
+        """Of a line: what its backward pass made is named."""
+        if self._in_backward:
+            self._in_backward = False
+            self.name_gradients()
 
     def name_gradients(self) -> None:
         """Gradients are ``.grad`` of the leaves met so far; whatever C++ put there is met here at the latest."""
-        for key, reference in list(self._leaves.items()):
-            leaf = reference()
-            if leaf is None:
-                del self._leaves[key]
-            elif leaf.grad is not None and (seen := self._see(leaf.grad)) is not None:
+        for leaf in list(self._leaves):
+            if leaf.grad is not None and (seen := self._see(leaf.grad)) is not None:
                 seen.kind = "gradient"
                 seen.shape = tuple(leaf.grad.shape)  # was (1, n) before a bias's sum was viewed
 
@@ -318,8 +298,8 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _meet(self, tensor: torch.Tensor) -> None:
         seen = self._see(tensor)
-        if tensor.requires_grad and id(tensor) not in self._leaves and tensor.is_leaf:
-            self._leaves[id(tensor)] = weakref.ref(tensor)
+        if tensor.requires_grad and tensor.is_leaf and tensor not in self._leaves:
+            self._leaves[tensor] = True
             if isinstance(tensor, torch.nn.Parameter) and seen is not None:
                 seen.kind = "Parameter"
 
@@ -344,16 +324,13 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage_bytes=num_bytes,
             device=device.type if device.type == "cpu" else str(device),
         )
-        self._known[key] = new, weakref.ref(storage, self._end_of(key))
+        self._known[key] = new, weakref.ref(storage, lambda _: self._gone(key))
         self._ledger.born(new)
         return new
 
-    def _end_of(self, key: int) -> Callable[[Any], None]:
-        def gone(_: Any) -> None:
-            if known := self._known.pop(key, None):
-                self._ledger.died(known[0])
-
-        return gone
+    def _gone(self, key: int) -> None:
+        if known := self._known.pop(key, None):
+            self._ledger.died(known[0])
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -1,18 +1,16 @@
 """What machine is this, and what does it do right now? The only place that knows psutil, NVML, ``/proc`` and cgroups.
 
 Importing it costs nothing: psutil, pynvml and the readers of the machine are loaded by the first question. torch is
-looked at and not imported, which would cost the controller seconds and hundreds of megabytes: its version is in the
-installed package's metadata, the CUDA version it was built for in the text of its ``version.py``.
+looked at and not imported, which would cost the controller seconds and hundreds of megabytes: its version and the CUDA
+version it was built for are in the text of its ``version.py``.
 """
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from loadtune.errors import UsageError
@@ -20,20 +18,8 @@ from loadtune.host import cgroup, cpu, gpu, memory
 from loadtune.host.gpu import choose_device, freest_gpu, read_gpus
 from loadtune.host.telemetry import MonotonicClock, Sampler, read_telemetry
 from loadtune.records.facts import HostFacts
-from loadtune.units import counted
 
-__all__ = [
-    "MonotonicClock",
-    "Sampler",
-    "choose_device",
-    "freest_gpu",
-    "rank_cores",
-    "rank_facts",
-    "read_alloc_conf",
-    "read_gpus",
-    "read_host",
-    "read_telemetry",
-]
+_VERSIONS = ("__version__", "cuda")
 
 # PyTorch is renaming the first to the second.
 _ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -44,24 +30,19 @@ def read_alloc_conf() -> str | None:
     return next((os.environ[name] for name in _ALLOC_CONF if os.environ.get(name)), None)
 
 
-def _torch_version() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
-        return None
-
-
 def read_host() -> HostFacts:
     """Read afresh on every call: free memory changes, and virtual machines grow. Raises UsageError off Linux."""
     if sys.platform != "linux":
         raise UsageError(f"loadtune runs on Linux, and this is {platform.system()}. Use a Linux machine or container.")
     ram, (shm_total, shm_free) = memory.read_ram(), memory.read_shm()
+    origin = getattr(importlib.util.find_spec("torch"), "origin", None)  # finds the folder, runs nothing of it
+    torch, cuda = parse_torch_versions(cgroup.read_text(Path(origin).parent / "version.py") if origin else "")
     return HostFacts(
         hostname=socket.gethostname(),
         os=platform.platform(),
         python=platform.python_version(),
-        torch=_torch_version(),
-        cuda=_cuda_version(),
+        torch=torch,
+        cuda=cuda,
         driver=gpu.read_driver(),
         cpu_name=cpu.read_cpu_name(),
         num_usable_cores=cpu.read_num_usable_cores(),
@@ -75,39 +56,11 @@ def read_host() -> HostFacts:
     )
 
 
-def rank_facts(host: HostFacts, ranks_per_node: int) -> HostFacts:
-    """What one of so many ranks has of a machine. Raises UsageError where a rank would have no core."""
-    if ranks_per_node == 1:
-        return host
-    cores = host.num_usable_cores
-    if ranks_per_node > cores:
-        raise UsageError(
-            f"--ranks-per-node is {ranks_per_node}, but this machine has {counted(cores, 'usable core')} and each rank "
-            f"needs one. Give at most {cores}, or leave --ranks-per-node out."
-        )
-    return replace(
-        host,
-        num_usable_cores=cores // ranks_per_node,
-        ram_limit_bytes=host.ram_limit_bytes // ranks_per_node,
-        ram_available_bytes=host.ram_available_bytes // ranks_per_node,
-        shm_total_bytes=host.shm_total_bytes and host.shm_total_bytes // ranks_per_node,
-        shm_free_bytes=host.shm_free_bytes and host.shm_free_bytes // ranks_per_node,
-    )
+def parse_torch_versions(version_py: str) -> tuple[str | None, str | None]:
+    """Of torch and CUDA: ``__version__ = '2.11.0+cu130'`` → 2.11.0, ``cuda: Optional[str] = '13.0'`` → 13.0.
 
-
-def rank_cores(rank: HostFacts, ranks_per_node: int) -> tuple[int, ...] | None:
-    """The cores to bind one of so many ranks to. None: it is the only one, and uses any."""
-    return None if ranks_per_node == 1 else cpu.first_cores(rank.num_usable_cores)
-
-
-def parse_cuda_version(version_py: str) -> str | None:
-    """``cuda: Optional[str] = '13.0'`` → 13.0. None: a CPU build says ``cuda = None``."""
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", version_py, flags=re.MULTILINE)
-    return found[1] if found else None
-
-
-def _cuda_version() -> str | None:
-    found = importlib.util.find_spec("torch")  # finds the folder, runs nothing of it
-    if found is None or found.origin is None:
-        return None
-    return parse_cuda_version(cgroup.read_text(Path(found.origin).parent / "version.py"))
+    None where there is no such line, and of CUDA for a CPU build, which says ``cuda = None``.
+    """
+    found = (re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"+]+)", version_py, re.MULTILINE) for name in _VERSIONS)
+    torch, cuda = (each and each[1] for each in found)
+    return torch, cuda

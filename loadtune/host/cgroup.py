@@ -6,8 +6,8 @@ parent's limit binds its children. In a container affinity, physical memory and 
 of these. Every read takes the root of the file system, so that tests bring their own.
 """
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 UNIFIED = ""
 """Stands for cgroup v2's single hierarchy where v1 has a controller's name, as in ``0::/path``."""
@@ -16,25 +16,19 @@ _UNLIMITED_BYTES = 2**60
 """v1 writes "no limit" as the largest page-aligned long, which depends on the page size. No machine has an EiB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuQuota:
+class CpuQuota(NamedTuple):
     """The tightest CPU quota in force, and the group it is set on."""
 
     cores: float
     folder: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
-    """One group's memory limit and what the group holds of it."""
+class MemoryLimit(NamedTuple):
+    """One group's memory limit and what is left of it."""
 
     limit_bytes: int
-    used_bytes: int
-    """Working set: page cache the kernel can drop at once (inactive_file) is left out. 0 where usage is not shown."""
-
-    @property
-    def available_bytes(self) -> int:
-        return max(0, self.limit_bytes - self.used_bytes)
+    available_bytes: int
+    """Page cache that the kernel can drop at once (inactive_file) is left. The whole limit where usage is not shown."""
 
 
 def read_group_folders(controller: str, system: Path = Path("/")) -> tuple[Path, ...]:
@@ -85,7 +79,7 @@ def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:
         for folder in read_group_folders("cpu", system)
     )
     found = ((folder, parse_quota(text)) for folder, text in (*v2, *v1))
-    quotas = [CpuQuota(cores=cores, folder=folder) for folder, cores in found if cores is not None]
+    quotas = (CpuQuota(cores, folder) for folder, cores in found if cores is not None)
     return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
@@ -110,7 +104,7 @@ def read_memory_limits(system: Path = Path("/")) -> tuple[MemoryLimit, ...]:
                 # v1's ``total_`` line counts the groups below too, as its usage does.
                 droppable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
                 used = (parse_memory_limit(read_text(folder / usage_file)) or 0) - droppable
-                limits.append(MemoryLimit(limit_bytes=limit, used_bytes=max(0, used)))
+                limits.append(MemoryLimit(limit, max(0, limit - max(0, used))))
     return tuple(limits)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from loadtune.errors import DeviceError
 from loadtune.host.memory import read_ram
-from loadtune.host.nvml import NOT_FOUND, NOT_SUPPORTED, NVML, Answer, Nvml, NvmlDevice
-from loadtune.host.sensing import Look, Missing, Probe
+from loadtune.host.nvml import NOT_FOUND, NOT_SUPPORTED, NVML, NoAnswerError, Nvml, NvmlDevice
+from loadtune.host.sensing import Look, Probe
 from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.units import bytes_text, percent_text
 
@@ -32,10 +32,11 @@ _MEMORY_V2 = 0x02000028
 
 def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     """The GPUs this process may use, in CUDA's order; empty where there are none, or no driver answers."""
-    count = nvml.ask("nvmlDeviceGetCount") or 0
-    handles = (nvml.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count))
+    handles = [
+        nvml.value("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.value("nvmlDeviceGetCount") or 0)
+    ]
     # One that does not say its name keeps its place, or the indices after it would name the wrong GPUs.
-    installed = [(handle and nvml.ask("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
+    installed = [(handle and nvml.value("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
     visible = visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), installed)
     facts = (_read_gpu(NvmlDevice(uuid, nvml)) for uuid in visible)
     return tuple(gpu for gpu in facts if gpu is not None)
@@ -43,7 +44,7 @@ def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
 
 def read_driver(nvml: Nvml = NVML) -> str | None:
     """Version of the NVIDIA driver. None: none answers."""
-    version: str | None = nvml.ask("nvmlSystemGetDriverVersion")
+    version: str | None = nvml.value("nvmlSystemGetDriverVersion")
     return version
 
 
@@ -52,59 +53,49 @@ def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
     memory, index = _read_memory(device), device.value("nvmlDeviceGetIndex")
     if device.uuid.startswith("MIG-"):  # an instance has no index of its own
         parent = device.value("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-        index = None if parent is None else device.nvml.ask("nvmlDeviceGetIndex", parent)
+        index = None if parent is None else device.nvml.value("nvmlDeviceGetIndex", parent)
     if memory is None or index is None:
         return None
+    total_bytes, free_bytes, driver_bytes = memory
     rates = device.value("nvmlDeviceGetUtilizationRates")  # of the last 1/6 to 1 s; under MIG there is none
     return GpuFacts(
         uuid=device.uuid,
         index=index,
         name=device.value("nvmlDeviceGetName") or "NVIDIA GPU",
-        total_bytes=memory[0],
-        free_bytes=memory[1],
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
         utilization_fraction=None if rates is None else float(rates.gpu) / 100,
         processes=_read_processes(device),
-        driver_bytes=memory[2],
+        driver_bytes=driver_bytes,
     )
 
 
 def _read_memory(device: NvmlDevice) -> tuple[int, int, int | None] | None:
     """Total, free, and the driver's own. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML
     refuses to say."""
-    memory = device.value("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
-    if memory is not None:
-        return int(memory.total), int(memory.free), int(memory.reserved)
-    answer = device.ask("nvmlDeviceGetMemoryInfo")
-    if answer.value is not None:
-        return int(answer.value.total), int(answer.value.free), None
-    if answer.code == NOT_SUPPORTED:
+    try:
+        memory = device.value("nvmlDeviceGetMemoryInfo", _MEMORY_V2) or device.ask("nvmlDeviceGetMemoryInfo")
+    except NoAnswerError as error:
+        if error.code != NOT_SUPPORTED:
+            return None
         ram = read_ram()
         return ram.limit_bytes, ram.available_bytes, None
-    return None
+    return int(memory.total), int(memory.free), getattr(memory, "reserved", None)
 
 
 def _read_processes(device: NvmlDevice) -> tuple[GpuProcess, ...]:
     """Names are NVML's: in a container the process ids are the host's, and /proc would name somebody else."""
-    used = read_process_memory(device).value or {}
+    used: dict[int, int | None] = {}
+    for process in (process for function in _PROCESS_LISTS for process in device.value(function) or ()):
+        known = (held for held in (used.get(process.pid), process.usedGpuMemory) if held is not None)
+        used[int(process.pid)] = max(map(int, known), default=None)
     found = [GpuProcess(pid=pid, name=_program(pid, device.nvml), used_bytes=held) for pid, held in used.items()]
     return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
 
 
-def read_process_memory(device: NvmlDevice) -> Answer:
-    """Process id → bytes it holds, None where the driver does not say; a reason where no list can be had."""
-    answers = [device.ask(function) for function in _PROCESS_LISTS]
-    if all(answer.reason is not None for answer in answers):
-        return answers[0]
-    used: dict[int, int | None] = {}
-    for process in (process for answer in answers for process in answer.value or ()):
-        known = (held for held in (used.get(process.pid), process.usedGpuMemory) if held is not None)
-        used[int(process.pid)] = max(map(int, known), default=None)
-    return Answer(value=used)
-
-
 def _program(pid: int, nvml: Nvml) -> str | None:
     """``/usr/bin/python3`` → python3; browsers put their options behind it."""
-    command: str = (nvml.ask("nvmlSystemGetProcessName", pid) or "").partition(" -")[0]
+    command: str = (nvml.value("nvmlSystemGetProcessName", pid) or "").partition(" -")[0]
     return command.rpartition("/")[2].strip() or None
 
 
@@ -203,25 +194,20 @@ _OWN_NAMESPACE = Path("/proc/self/ns/pid")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The kernel's first namespace has this number always (PROC_PID_INIT_INO): its ids are those the driver sees."""
 
-_SM_CLOCK, _GPM_VERSION, _GPM_SM_UTIL = 1, 1, 2
-"""NVML_CLOCK_SM, NVML_GPM_METRICS_GET_VERSION and NVML_GPM_METRIC_SM_UTIL, which is in percent."""
+_GPM_VERSION, _GPM_SM_UTIL = 1, 2
+"""NVML_GPM_METRICS_GET_VERSION and NVML_GPM_METRIC_SM_UTIL, which is in percent."""
 
 
 class GpuUse(Probe):
-    """Duty cycle and clock at a moment."""
+    """Duty cycle at a moment."""
 
-    figures = ("gpu_utilization_fraction", "gpu_sm_clock_hz")
+    figures = ("gpu_utilization_fraction",)
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
 
-    def look(self, now_s: float) -> Look:
-        rates = self._device.ask("nvmlDeviceGetUtilizationRates")
-        clock = self._device.ask("nvmlDeviceGetClockInfo", _SM_CLOCK)
-        return {
-            "gpu_utilization_fraction": Missing(rates.reason) if rates.reason else rates.value.gpu / 100,
-            "gpu_sm_clock_hz": Missing(clock.reason) if clock.reason else clock.value * 1_000_000,
-        }
+    def look(self) -> Look:
+        return {"gpu_utilization_fraction": self._device.ask("nvmlDeviceGetUtilizationRates").gpu / 100}
 
 
 class GpuOthers(Probe):
@@ -232,37 +218,31 @@ class GpuOthers(Probe):
     def __init__(
         self, device: NvmlDevice, own_pids: Callable[[], Container[int]], namespace: Path = _OWN_NAMESPACE
     ) -> None:
-        self._device, self._own_pids, self._namespace = device, own_pids, namespace
+        self._device, self._own_pids = device, own_pids
+        # Where that cannot be read the ids are taken for the driver's.
+        self._is_inside = namespace.is_symlink() and str(namespace.readlink()) != _FIRST_NAMESPACE
         self._seen_us: int | None = None
         """Stamp of the newest sample known; None: nothing was asked yet."""
 
-    def look(self, now_s: float) -> Look:
-        if not _sees_the_drivers_ids(self._namespace):
-            return self.all_missing("in a container process ids are not the driver's")
-        return {"gpu_others_sm_fraction": self._sm_share(self._own_pids())}
-
-    def _sm_share(self, own: Container[int]) -> float | Missing | None:
+    def look(self) -> Look:
         """Mean of each process's samples, summed. Left out: the driver's empty and impossible ones."""
-        seen_us = self._seen_us or 0
-        answer = self._device.ask("nvmlDeviceGetProcessUtilization", seen_us)
-        if answer.reason is not None and answer.code != NOT_FOUND:
-            return Missing(answer.reason)
-        fresh = [sample for sample in answer.value or () if sample.timeStamp > seen_us]
-        # The first answer is the driver's whole memory of the past. None at all: nobody has used the GPU since.
-        first, self._seen_us = self._seen_us is None, max((int(s.timeStamp) for s in fresh), default=seen_us)
+        if self._is_inside:
+            raise NoAnswerError("in a container process ids are not the driver's")
+        own, seen_us = self._own_pids(), self._seen_us or 0
+        try:
+            samples = self._device.ask("nvmlDeviceGetProcessUtilization", seen_us)
+        except NoAnswerError as error:
+            if error.code != NOT_FOUND:
+                raise
+            samples = ()  # nobody has used the GPU since
+        fresh = [sample for sample in samples if sample.timeStamp > seen_us]
+        # The first answer is the driver's whole memory of the past.
+        is_first, self._seen_us = self._seen_us is None, max((int(s.timeStamp) for s in fresh), default=seen_us)
         each: dict[int, list[float]] = {}
         for sample in fresh:
             if sample.pid and sample.pid not in own and sample.smUtil <= 100:
                 each.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
-        return None if first else sum(fmean(shares) for shares in each.values())
-
-
-def _sees_the_drivers_ids(namespace: Path) -> bool:
-    """Whether the process ids we know are those that the driver lists. True where that cannot be read."""
-    try:
-        return str(namespace.readlink()) == _FIRST_NAMESPACE
-    except OSError:
-        return True
+        return {"gpu_others_sm_fraction": None if is_first else sum(map(fmean, each.values()))}
 
 
 class Gpm(Probe):
@@ -272,54 +252,33 @@ class Gpm(Probe):
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
-        self._refusal: str | None = None
         self._buffers: list[Any] = []
         """The last sample first, the one to fill next behind it."""
         self._has_last = False
 
-    def look(self, now_s: float) -> Look:
-        if not self._buffers and self._refusal is None:
-            self._refusal = self._open()
-        if self._refusal is not None:
-            return self.all_missing(self._refusal)
+    def look(self) -> Look:
+        if not self._buffers and not self._device.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+            raise NoAnswerError("not supported by this GPU: it takes Hopper or newer")
+        while len(self._buffers) < 2:
+            self._buffers.append(self._device.nvml.ask("nvmlGpmSampleAlloc"))
         last, spare = self._buffers
-        taken = self._device.ask("nvmlGpmSampleGet", spare)
-        had_last, self._has_last = self._has_last, taken.reason is None
-        if taken.reason is not None:
-            return self.all_missing(taken.reason)
-        self._buffers = [spare, last]
-        return self._between(last, spare) if had_last else dict.fromkeys(self.figures)
+        had_last, self._has_last = self._has_last, False
+        self._device.ask("nvmlGpmSampleGet", spare)
+        self._buffers, self._has_last = [spare, last], True
+        return {"gpu_sm_activity_fraction": self._between(last, spare) if had_last else None}
 
     def close(self) -> None:
         for buffer in self._buffers:
-            self._device.nvml.attempt("nvmlGpmSampleFree", buffer)
+            self._device.nvml.value("nvmlGpmSampleFree", buffer)
         self._buffers, self._has_last = [], False
 
-    def _open(self) -> str | None:
-        """Take the buffers. Returns why that cannot be."""
-        support = self._device.ask("nvmlGpmQueryDeviceSupport")
-        if support.reason is not None or not support.value.isSupportedDevice:
-            return support.reason or "not supported by this GPU: it takes Hopper or newer"
-        answers = [self._device.nvml.attempt("nvmlGpmSampleAlloc") for _ in range(2)]
-        self._buffers = [answer.value for answer in answers if answer.reason is None]
-        refusal = next((answer.reason for answer in answers if answer.reason is not None), None)
-        if refusal is not None:
-            self.close()
-        return refusal
-
-    def _between(self, earlier: Any, later: Any) -> Look:
-        made = self._device.nvml.attempt("c_nvmlGpmMetricsGet_t")
-        if made.reason is not None:
-            return self.all_missing(made.reason)
-        asked = made.value
+    def _between(self, earlier: Any, later: Any) -> float | None:
+        asked = self._device.nvml.ask("c_nvmlGpmMetricsGet_t")
         asked.version, asked.numMetrics = _GPM_VERSION, 1
         asked.sample1, asked.sample2 = earlier, later
         asked.metrics[0].metricId = _GPM_SM_UTIL
-        answer = self._device.nvml.attempt("nvmlGpmMetricsGet", asked)
-        if answer.reason is not None:
-            return self.all_missing(answer.reason)
+        self._device.nvml.ask("nvmlGpmMetricsGet", asked)
         metric = asked.metrics[0]
         if metric.nvmlReturn != 0:
-            return self.all_missing(f"NVML's error {metric.nvmlReturn} for this counter")
-        # Not a number where nothing was counted.
-        return {"gpu_sm_activity_fraction": metric.value / 100 if math.isfinite(metric.value) else None}
+            raise NoAnswerError(f"NVML's error {metric.nvmlReturn} for this counter")
+        return metric.value / 100 if math.isfinite(metric.value) else None  # not a number: nothing was counted

@@ -1,17 +1,15 @@
 """RAM and /dev/shm: what is there, what a limit leaves of it, what is free now, how often the kernel killed for it.
 
-In: psutil's view of the machine, the cgroup limits and counters. Out: plain numbers for `HostFacts`, and a probe.
+In: psutil's view of the machine, the cgroup limits and counters. Out: plain numbers.
 Nothing is kept between two reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
 """
 
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from loadtune.host.cgroup import UNIFIED, MemoryLimit, parse_counters, read_group_folders, read_memory_limits, read_text
-from loadtune.host.sensing import Look, Probe
+from loadtune.host.cgroup import UNIFIED, parse_counters, read_group_folders, read_memory_limits, read_text
 
 SHM = Path("/dev/shm")
 """Where torch's shared-memory tensors and Python's semaphores live."""
@@ -22,8 +20,7 @@ SHM_ADVICE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ram:
+class Ram(NamedTuple):
     """The machine's memory as this process may use it."""
 
     total_bytes: int
@@ -31,21 +28,16 @@ class Ram:
     available_bytes: int
 
 
-def read_ram() -> Ram:
-    """Physical memory, bounded by every cgroup limit in force."""
+def read_ram(system: Path = Path("/")) -> Ram:
+    """Physical memory, bounded by every cgroup limit in force. Each limit binds with what its own group holds: a
+    parent's neighbours can leave less than our own limit does."""
     import psutil
 
-    machine = psutil.virtual_memory()
-    return bounded_ram(int(machine.total), int(machine.available), read_memory_limits())
-
-
-def bounded_ram(total_bytes: int, available_bytes: int, limits: Iterable[MemoryLimit]) -> Ram:
-    """Each limit binds with what its own group holds: a parent's neighbours can leave less than our own limit does."""
-    limits = tuple(limits)
+    machine, limits = psutil.virtual_memory(), read_memory_limits(system)
     return Ram(
-        total_bytes=total_bytes,
-        limit_bytes=min([total_bytes, *(limit.limit_bytes for limit in limits)]),
-        available_bytes=min([available_bytes, *(limit.available_bytes for limit in limits)]),
+        total_bytes=machine.total,
+        limit_bytes=min([machine.total, *(limit.limit_bytes for limit in limits)]),
+        available_bytes=min([machine.available, *(limit.available_bytes for limit in limits)]),
     )
 
 
@@ -55,16 +47,6 @@ def read_shm(folder: Path = SHM) -> tuple[int, int]:
         return 0, 0
     usage = shutil.disk_usage(folder)
     return usage.total, usage.free
-
-
-class RamUse(Probe):
-    """Under every limit in force."""
-
-    figures = ("ram_used_bytes",)
-
-    def look(self, now_s: float) -> Look:
-        ram = read_ram()
-        return {"ram_used_bytes": ram.limit_bytes - ram.available_bytes}
 
 
 def read_oom_kills(system: Path = Path("/")) -> int | None:

@@ -1,6 +1,6 @@
 """What the training process and everything it started use, by role: CPU time as cores, memory, reads.
 
-In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: two probes and a guard. While a
+In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: probes and a guard. While a
 request runs, the guard says when to end a training process that takes all RAM. The kernel might kill another one.
 """
 
@@ -19,13 +19,6 @@ Role = Literal["main", "worker", "other"]
 WORKER_NAME = "pt_data_worker"
 """PyTorch gives this name to a worker's main thread, however it was started, and that is the process's name."""
 
-CHILDREN_EVERY_S = 0.5
-"""Finding the children reads every process of the machine: 2 ms at 90 processes, where reading one known process takes
-0.06 ms."""
-
-CHILDREN_SHARE = 0.02
-"""On a machine with thousands of processes the search is made rarer, to take at most this share of one core."""
-
 
 class Used(NamedTuple):
     """By one process until now."""
@@ -34,8 +27,6 @@ class Used(NamedTuple):
     waited_s: float
     """CPU time of the children that ended and were waited for, and of theirs."""
     rss_bytes: int
-    anonymous_bytes: int
-    """Resident, less files it mapped and shared memory: what it allocated itself."""
 
 
 class ProcessTree(Probe):
@@ -53,10 +44,10 @@ class ProcessTree(Probe):
         self._followed: list[tuple[Any, Role]] = []
         self._last: dict[Any, Used] = {}
         """What each had used at the last look."""
-        self._looked_s = 0.0
-        self._unmatched_s = 0.0
+        self._training_s = self._workers_s = 0.0
+        """CPU time since this root was first seen."""
+        self._owed_s = 0.0
         """CPU time of processes that were gone at the last look, and that no parent's account had yet."""
-        self._search_due_s = 0.0
 
     @property
     def processes(self) -> list[Any]:
@@ -65,55 +56,56 @@ class ProcessTree(Probe):
 
     def of(self, role: Role) -> list[Any]:
         """psutil's, of this role, as of the last look."""
-        return [process for process, its in self._followed if its == role]
+        return [process for process, its in self._followed if its == role and process in self._last]
 
-    def look(self, now_s: float) -> Look:
-        self._follow(now_s)
-        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+    def search(self) -> None:
+        """Look for new workers: that reads every process of the machine, 2 ms at 90 of them."""
+        self._followed = roles(_tree(self._root))
+
+    def look(self) -> Look:
+        pid = self._pid()
+        if self._root is None or self._root.pid != pid:
+            self._root = None if pid is None else _process(pid)
+            self._last, self._training_s, self._workers_s, self._owed_s = {}, 0.0, 0.0, 0.0
+            self.search()
         last, used = self._last, {process: _used(process) for process, _ in self._followed}  # parents first
         self._last = {process: use for process, use in used.items() if use is not None}
-        self._followed = [each for each in self._followed if each[0] in self._last]
         if not self._last:
             return dict.fromkeys(self.figures)
-        main, workers = ([self._last[process] for process in self.of(role)] for role in ("main", "worker"))
-        found: dict[str, Any] = {
+        if last:
+            self._count(last)
+        workers = self.of("worker")
+        return {
+            "training_cpu_cores": Count(self._training_s),
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "training_rss_bytes": sum(use.rss_bytes for use in (*main, *workers)),
+            "training_rss_bytes": sum(self._last[process].rss_bytes for process in (*self.of("main"), *workers)),
+            "workers_cpu_cores": Count(self._workers_s) if workers else None,
         }
-        if not last or elapsed_s <= 0:
-            return dict.fromkeys(self.figures) | found
-        used_s = {role: self._cpu_s(role, last) for role in ("main", "worker", "other")}
-        all_s = self._brief_s(last) + sum(each or 0.0 for each in used_s.values())
-        workers_cores = None if used_s["worker"] is None else used_s["worker"] / elapsed_s
-        return found | {"training_cpu_cores": all_s / elapsed_s, "workers_cpu_cores": workers_cores}
 
-    def _cpu_s(self, role: Role, last: Mapping[Any, Used]) -> float | None:
-        """Since the last look. None: none of them was there then."""
-        used = [self._last[each].cpu_s - last[each].cpu_s for each in self.of(role) if each in last]
-        return sum(max(0.0, each) for each in used) if used else None
+    def _count(self, last: Mapping[Any, Used]) -> None:
+        """Add what was used since the last look. A parent may wait for a process a moment after its end."""
+        own_s = {process: use.cpu_s - last[process].cpu_s for process, use in self._last.items() if process in last}
+        brief_s = _accounts_s(self._last) - _accounts_s(last) - sum(own_s.values()) - self._owed_s
+        self._owed_s = max(0.0, -brief_s) if last.keys() - self._last.keys() else 0.0
+        self._training_s += sum(own_s.values()) + max(0.0, brief_s)
+        self._workers_s += sum(own_s.get(process, 0.0) for process in self.of("worker"))
 
-    def _brief_s(self, last: Mapping[Any, Used]) -> float:
-        """CPU time, since the last look, of processes that came or went. A parent may wait a moment after the end."""
-        came_s = sum(use.cpu_s + use.waited_s for process, use in self._last.items() if process not in last)
-        went_s = sum(use.cpu_s + use.waited_s for process, use in last.items() if process not in self._last)
-        waited_s = sum(use.waited_s - last[process].waited_s for process, use in self._last.items() if process in last)
-        brief_s = came_s + waited_s - went_s - self._unmatched_s
-        self._unmatched_s = min(went_s, max(0.0, -brief_s))
-        return max(0.0, brief_s)
 
-    def _follow(self, now_s: float) -> None:
-        """Go over to another training process at once; look for new workers when that is due."""
-        pid = self._pid()
-        if pid is None:
-            self._root, self._followed, self._last = None, [], {}
-            return
-        is_another = self._root is None or self._root.pid != pid
-        if is_another:
-            self._root, self._last, self._unmatched_s = _process(pid), {}, 0.0
-        if is_another or now_s >= self._search_due_s:
-            began_s = time.thread_time()
-            self._followed = roles(_tree(self._root))
-            self._search_due_s = now_s + max(CHILDREN_EVERY_S, (time.thread_time() - began_s) / CHILDREN_SHARE)
+class ProcessSearch(Probe):
+    """Looks for new workers of a tree now and then."""
+
+    figures = ()
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
+
+    def look(self) -> Look:
+        self._tree.search()
+        return {}
+
+
+def _accounts_s(used: Mapping[Any, Used]) -> float:
+    return sum(use.cpu_s + use.waited_s for use in used.values())
 
 
 def roles(tree: Sequence[Any]) -> list[tuple[Any, Role]]:
@@ -140,7 +132,7 @@ def _used(process: Any) -> Used | None:
     if times is None or memory is None:
         return None
     waited_s = times.children_user + times.children_system
-    return Used(times.user + times.system, waited_s, memory.rss, memory.rss - memory.shared)
+    return Used(times.user + times.system, waited_s, memory.rss)
 
 
 def _asked(question: Callable[[], Any]) -> Any:
@@ -169,11 +161,11 @@ class Reads(Probe):
         self._fetched = 0
         self._loading: list[Any] | None = None
 
-    def look(self, now_s: float) -> Look:
+    def look(self) -> Look:
         processes = self._tree.processes
         counts = {process: counted for process in processes if (counted := _asked(process.io_counters)) is not None}
         if processes and not counts:
-            return self.all_missing("the kernel does not tell what a process reads")
+            raise OSError("the kernel does not tell what a process reads")
         before, self._root = self._root, processes[0] if processes else None
         if self._root is None or before not in (None, self._root):
             self._fetched, self._loading = 0, None
@@ -191,8 +183,8 @@ class Reads(Probe):
 def anonymous_bytes(pid: int) -> int | None:
     """Resident now; pages shared with other processes are in it. None: it ended."""
     process = _process(pid)
-    used = None if process is None else _used(process)
-    return None if used is None else used.anonymous_bytes
+    memory = None if process is None else _asked(process.memory_info)
+    return None if memory is None else memory.rss - memory.shared
 
 
 def proportional_bytes(pid: int) -> int | None:
@@ -249,8 +241,7 @@ class RamGuard:
         held: Callable[[int, Callable[[int], int | None]], int] = tree_bytes,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pid, self._ram, self._now = pid, ram, now
-        self._held = held
+        self._pid, self._ram, self._held, self._now = pid, ram, held, now
         self._begun_bytes = self._held(pid, anonymous_bytes)
         self._available = ram().available_bytes
         self._due_s = 0.0

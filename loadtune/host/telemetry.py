@@ -1,7 +1,7 @@
 """The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
 
-In: the device, whose process tree the training process is, how many cores there are. Out: `Reading` and `Telemetry`, as
-`seams.Sensor` asks. One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
+In: the device, whose process tree the training process is. Out: `Reading` and `Telemetry`, as `seams.Sensor`
+asks. One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
 """
 
 import os
@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-from loadtune.host.cpu import cpu_use, read_affinity
+from loadtune.host.cpu import cpu_use
 from loadtune.host.gpu import Gpm, GpuOthers, GpuUse
-from loadtune.host.memory import RamUse
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.processes import ProcessTree, Reads
-from loadtune.host.sensing import READING, Missing, Probe, Track, telemetry
+from loadtune.host.processes import ProcessSearch, ProcessTree, Reads
+from loadtune.host.sensing import Probe, Record
 from loadtune.records.facts import Device
 from loadtune.records.telemetry import Reading, Telemetry
 
@@ -26,47 +25,31 @@ CPU_SHARE = 0.015
 """Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look:
 twelve times a second that was 3% of a core. Elsewhere it is microseconds."""
 
-_COSTS = 5
-"""Looks whose median says what one costs: a look for new workers costs twenty times as much as the others."""
-
 LONGEST_PAUSE_S = 2.0
 """That dear looks earn: a trial lasts for seconds, and must not go unseen."""
 
 
-class Paced(NamedTuple):
+class Paced:
     """A probe, and the readings from one look to the next. Looks that cost more than their share come less often."""
 
-    probe: Probe
-    every: int = 1
+    def __init__(self, probe: Probe, every: int = 1) -> None:
+        self.probe, self.every = probe, every
+        self.due_s = 0.0
+        self.costs_s = deque[float](maxlen=5)
+        """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
 
 
-def machine_probes(
-    device: Device,
-    pid: Callable[[], int | None],
-    num_usable_cores: int,
-    nvml: Nvml = NVML,
-    cores: tuple[int, ...] | None = None,
-) -> tuple[Paced, ...]:
+def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Paced, ...]:
     """Without a GPU its figures have no probes, and NVML is never opened."""
     tree = ProcessTree(pid)
-    probes = (
-        Paced(cpu_use(num_usable_cores, cores or read_affinity())),
-        Paced(tree),
-        Paced(Reads(tree), 5),
-        Paced(RamUse(), 10),
-    )
+    probes = (Paced(cpu_use()), Paced(ProcessSearch(tree), 6), Paced(tree), Paced(Reads(tree), 5))
     if device.uuid is None:
         return probes
     gpu = NvmlDevice(device.uuid, nvml)
     # NVIDIA asks for 0.1 s between two samples of the performance counters. Others come after the tree was looked at:
     # who is not known to be ours counts as somebody else.
     others = GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
-    return (
-        *probes,
-        Paced(GpuUse(gpu)),
-        Paced(Gpm(gpu), 5),
-        Paced(others, 10),
-    )
+    return (*probes, Paced(GpuUse(gpu)), Paced(Gpm(gpu), 5), Paced(others, 10))
 
 
 STOP_TIMEOUT_S = 5.0
@@ -93,23 +76,15 @@ class Sampler:
         self,
         device: Device,
         pid: Callable[[], int | None],
-        num_usable_cores: int,
-        interval_s: float = INTERVAL_S,
         *,
-        cores: tuple[int, ...] | None = None,
+        interval_s: float = INTERVAL_S,
         probes: Sequence[Paced] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pid`` is asked at each reading: the training process may be replaced, or be None, at any time. ``cores``:
-        those that it is bound to. None: it is not."""
-        found = machine_probes(device, pid, num_usable_cores, cores=cores) if probes is None else probes
-        self._probes = tuple(found)
-        self._due_s = [0.0] * len(self._probes)
-        self._costs_s = [deque[float](maxlen=_COSTS) for _ in self._probes]
-        self._interval_s = interval_s
-        self._now = now
-        self._tracks: dict[str, Track] = {}
-        self._missing: dict[str, str] = {}
+        """``pid`` is asked at each reading: the training process may be replaced, or be None, at any time."""
+        self._probes = machine_probes(device, pid) if probes is None else probes
+        self._interval_s, self._now = interval_s, now
+        self._seen = Record()
         self._lock = threading.Lock()
         """Of what was seen."""
         self._stop = threading.Event()
@@ -135,46 +110,35 @@ class Sampler:
     def latest(self) -> Reading | None:
         """The newest reading; None before the first."""
         with self._lock:
-            if READING not in self._tracks:
-                return None
-            fields = Reading.__dataclass_fields__
-            return Reading(**{name: self._tracks[name].newest.value for name in fields if name in self._tracks})
+            return self._seen.latest()
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
         with self._lock:
-            return telemetry(self._tracks, self._missing, start_s, end_s)
+            return self._seen.between(start_s, end_s)
 
     def sample(self, *, everything: bool = False) -> None:
         """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
         now_s = self._now()
-        for number, paced in enumerate(self._probes):
-            if everything or now_s >= self._due_s[number]:
-                self._look(paced.probe, self._costs_s[number])
+        for paced in self._probes:
+            if everything or now_s >= paced.due_s:
+                self._look(paced)
                 # A little less than whole readings, so that one which is late by a moment does not cost another.
-                pause_s = max((paced.every - 0.5) * self._interval_s, median(self._costs_s[number]) / CPU_SHARE)
-                self._due_s[number] = now_s + min(LONGEST_PAUSE_S, pause_s)
+                pause_s = max((paced.every - 0.5) * self._interval_s, median(paced.costs_s) / CPU_SHARE)
+                paced.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
         with self._lock:
-            self._track(READING).add(self._now(), 1.0)
+            self._seen.end_reading(self._now())
 
-    def _look(self, probe: Probe, costs_s: deque[float]) -> None:
+    def _look(self, paced: Paced) -> None:
         """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
         now_s, began_cpu_s = self._now(), time.thread_time()
         try:
-            seen = probe.look(now_s)
+            seen, failure = paced.probe.look(), None
         except Exception as error:
-            seen = probe.all_missing(str(error) or type(error).__name__)
+            seen, failure = dict.fromkeys(paced.probe.figures), str(error) or type(error).__name__
         with self._lock:
-            for figure, value in seen.items():
-                if isinstance(value, Missing):  # what cannot be read any more is not what it was last
-                    self._missing[figure] = str(value)
-                self._track(figure).add(now_s, None if isinstance(value, Missing) else value)
-        costs_s.append(time.thread_time() - began_cpu_s)
-
-    def _track(self, figure: str) -> Track:
-        if figure not in self._tracks:
-            self._tracks[figure] = Track(figure)
-        return self._tracks[figure]
+            self._seen.add(now_s, seen, failure)
+        paced.costs_s.append(time.thread_time() - began_cpu_s)
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -184,9 +148,9 @@ class Sampler:
             pause_s = max(0.0, self._interval_s - (time.monotonic() - began_s))
 
 
-def read_telemetry(device: Device, num_usable_cores: int) -> Telemetry:
+def read_telemetry(device: Device) -> Telemetry:
     """What can be had on this machine, seen by looking twice: a quarter of a second of this very process."""
-    sampler, start_s = Sampler(device, os.getpid, num_usable_cores), time.monotonic()
+    sampler, start_s = Sampler(device, os.getpid), time.monotonic()
     try:
         sampler.sample(everything=True)
         time.sleep(_TRIED_S)

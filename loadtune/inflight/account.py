@@ -72,13 +72,14 @@ class Account:
         share of the loop's time in ``next(loader)`` since the present number of workers delivers;
         ``limited_by_loading``: 0 or 1."""
         total_s = self.total_s - self.earlier_total_s
-        found = {
-            "samples_per_s": self.samples_per_s,
-            "num_workers": float(self.num_workers),
-            "blocked_fraction": (self.blocked_s - self.earlier_blocked_s) / total_s if total_s else None,
-            "limited_by_loading": None if self.bottleneck is None else float(self.bottleneck != "the step"),
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        found = {"num_workers": float(self.num_workers)}
+        if self.samples_per_s is not None:
+            found["samples_per_s"] = self.samples_per_s
+        if total_s:
+            found["blocked_fraction"] = (self.blocked_s - self.earlier_blocked_s) / total_s
+        if self.bottleneck is not None:
+            found["limited_by_loading"] = float(self.bottleneck != "the step")
+        return found
 
     def change_text(self, before: int, after: int) -> str:
         """``1 → 10 workers, 165 → 1,380 samples/s (8.4×)``."""
@@ -88,16 +89,12 @@ class Account:
 
 
 _accounts: list[Account] = []
+_said: set[str] = set()
 
 
-def keep(account: Account) -> Account:
-    _accounts.append(account)
-    return account
-
-
-def accounts() -> tuple[Account, ...]:
+def accounts() -> list[Account]:
     """Of all loaders of this process."""
-    return tuple(_accounts)
+    return _accounts
 
 
 def stats() -> dict[str, float]:
@@ -109,10 +106,16 @@ def stats() -> dict[str, float]:
 
 
 def say(account: Account | None, text: str) -> None:
-    """One line on stderr, of rank 0 alone. Loaders are named where there are several."""
-    if (rank() if account is None else account.rank) == 0 and sys.stderr is not None:
-        name = f"{account.name}: " if account is not None and len(_accounts) > 1 else ""
-        print(f"loadtune: {name}{text}", file=sys.stderr, flush=True)
+    """One line on stderr, once, of rank 0 alone. Loaders are named where there are several."""
+    line = f"{'' if account is None else account.name}: {text}"
+    if (rank() if account is None else account.rank) == 0 and line not in _said:
+        _said.add(line)
+        print_line(text if account is None or len(_accounts) < 2 else line)
+
+
+def print_line(line: str) -> None:
+    if sys.stderr is not None:
+        print(f"loadtune: {line}", file=sys.stderr, flush=True)
 
 
 def summary(found: Sequence[Account]) -> list[str]:
@@ -176,7 +179,7 @@ def read(path: Path) -> list[Account]:
 def learnt_file(account: Account, launchers: str | None, *facts: object) -> Path | None:
     """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named.
 
-    A rank that is started again begins with what its machine had found, in ``launchers``, the folder of its launcher.
+    ``launchers``: folder of the launcher, for ranks that are started again.
     """
     folder = os.environ.get(CACHE_VARIABLE)
     if folder is None and launchers is not None and num_ranks() > 1:
@@ -215,8 +218,7 @@ def learnt_rows(folder: Path) -> list[tuple[str, ...]]:
         with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
             record, (found,) = json.loads(path.read_text()), read(path)
             rate = found.samples_per_s or 0.0
-            gain = rate / (found.first_samples_per_s or rate)
+            rates = f"{number_text(rate)} ({rate / (found.first_samples_per_s or rate):.1f}×)"
             workers = f"{found.own_workers} → {found.num_workers}"
-            machine, ranks = str(record["machine"]), str(record["ranks"])
-            rows.append((found.name, machine, ranks, workers, f"{number_text(rate)} ({gain:.1f}×)"))
+            rows.append((found.name, str(record["machine"]), str(record["ranks"]), workers, rates))
     return sorted(rows)

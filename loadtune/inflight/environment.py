@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -75,12 +74,6 @@ def equal_share(unknown: int = 1) -> float:
         if of_launcher > len(os.sched_getaffinity(0)):
             return min(usable, of_launcher / ranks_here)
     return usable / ranks_here
-
-
-def own_cores() -> tuple[str, float]:
-    """A name for the machine and the cores of this process, and how many of them may be used."""
-    cores = sorted(os.sched_getaffinity(0))
-    return f"{socket.gethostname()} {','.join(map(str, cores))}", float(read_num_usable_cores())
 
 
 def _number(*names: str) -> int | None:

@@ -16,8 +16,9 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from loadtune.stream.settings import Settings
+from loadtune.stream import torch_private as private
 from loadtune.stream.worker_rows import read_states, same_states
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MAX_CONTAINERS, _ENDS, _MANY_BYTES = 150, 16, 1024
-_COMPARED, _WATCHED = 6, 8
+COMPARED, _WATCHED = 6, 8
 """First batches of other workers, which the training process reads, too; and first ones of an epoch, whose draws by the
 sampler are looked at."""
 
@@ -51,16 +52,13 @@ class Trust:
     What its questions answer is a reason against other workers; None: none is known.
     """
 
-    def __init__(self, view: Any, sampler: "WatchedSampler", own: Settings, method: str) -> None:
-        """``method``: how workers start."""
-        self._sampler, self._method = sampler, method
+    def __init__(self, view: Any, sampler: "WatchedSampler") -> None:
+        self._sampler, self._method = sampler, private.start_method(view.multiprocessing_context)
         self._roots = view.dataset, view.collate_fn
-        self.in_process = own.num_workers == 0
-        self.num_to_compare = _COMPARED if self.in_process else 0
-        """Batches of other workers that the training process still has to read, too."""
+        self.in_process = view.num_workers == 0
         # Where the training process loads, a change counts from the first batch on; else since workers have a copy.
         self._unchanged = None if self.in_process else Unchanged(*self._roots)
-        self._shares_files = method == "fork" and own.num_workers <= 1
+        self._shares_files = self._method == "fork" and view.num_workers <= 1
         self._offsets = _read_offsets() if self._shares_files else {}
 
     def before_batch(self) -> None:
@@ -80,23 +78,14 @@ class Trust:
             return "its sampler draws random numbers as it goes, so the order depends on the number of workers"
         if (changed := self.changed()) is not None:
             return changed
-        if self._shares_files and (what := self._moved_file() or shared_handle(*self._roots)) is not None:
-            return f"the dataset reads through {what}, which several workers would share"
+        if self._shares_files:
+            moved = (key[0] for key, at in _read_offsets().items() if self._offsets.get(key, at) != at)
+            what = next((f"an open file ({path})" for path in moved), None) or shared_handle(*self._roots)
+            if what is not None:
+                return f"the dataset reads through {what}, which several workers would share"
         if self.in_process and self._method != "fork" and not _main_can_be_imported():
             return 'the script has no `if __name__ == "__main__":`, so workers would run it again'
         return None
-
-    def _moved_file(self) -> str | None:
-        """A file that was read through since the epoch began."""
-        before = self._offsets
-        moved = (key[0] for key, at in _read_offsets().items() if before.get(key, at) != at)
-        return next((f"an open file ({path})" for path in moved), None)
-
-    def compare(self, batch: Any, own: Any, *, values: bool) -> str | None:
-        """A batch of other workers and that of the training process. ``values``: not the structure alone."""
-        self.num_to_compare -= 1
-        same = _same_batch(batch, own, values=values)
-        return None if same else "a worker read other samples than the training process"
 
 
 class WatchedSampler:
@@ -116,19 +105,16 @@ class WatchedSampler:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._watched(iter(self._sampler))
+        return self._watched(iter(self._sampler))  # torch's own begins here, and not with the first index
 
     def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for number in count():
-            before = self._states() if 0 < number <= _WATCHED and not self.draws else None
-            try:
-                drawn = next(indices)
-            except StopIteration:
-                return
+        before = None
+        for number, drawn in enumerate(indices):
             if before is not None:
                 own, after = self._states()
                 self.draws = own != before[0] or not same_states(before[1], after)
             yield drawn
+            before = self._states() if number < _WATCHED and not self.draws else None
 
     def _states(self) -> tuple[list[bytes], Any]:
         return [each.get_state().numpy().tobytes() for each in self._generators], read_states()
@@ -140,11 +126,10 @@ def _main_can_be_imported() -> bool:
     path = getattr(main, "__file__", None)
     if path is None or getattr(main, "__spec__", None) is not None:
         return True  # ``python -m``: imported under its name; or no script
-    try:
+    with suppress(OSError):
         text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "__name__" in text and "__main__" in text
+        return "__name__" in text and "__main__" in text
+    return False
 
 
 # Open files
@@ -154,32 +139,28 @@ def _read_offsets() -> dict[tuple[str, int], int]:
     """Of the regular files that this process has open for reading. A forked worker that reads one moves it."""
     offsets = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(OSError):
             number, path = int(name), os.readlink(f"/proc/self/fd/{name}")
             readable = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
             is_file = path.startswith("/") and stat.S_ISREG(os.fstat(number).st_mode)
             if readable and is_file and not path.startswith(("/memfd:", "/dev/shm/", "/proc/")):
                 offsets[path, number] = os.lseek(number, 0, os.SEEK_CUR)
-        except OSError:
-            continue
     return offsets
 
 
 def shared_handle(*roots: Any) -> str | None:
     """The type of something in these objects that workers would share: an open file, a connection. None: none found."""
+    harmless = (io.BytesIO, io.StringIO, types.MethodType, partial, *_LOCKS)
     for each in _contents(roots):
-        if isinstance(each, io.BytesIO | io.StringIO):
-            continue
-        if isinstance(each, io.IOBase):
-            return f"an open file ({getattr(each, 'name', type(each).__name__)})"
-        if type(each).__module__ in ("builtins", "torch", "numpy") or isinstance(each, _LOCKS):
-            continue
-        if hasattr(each, "__dict__") or isinstance(each, types.MethodType | partial):
-            continue
-        try:
-            each.__reduce_ex__(4)
-        except Exception:  # what cannot be copied holds on to something outside of Python
-            return f"a {type(each).__module__}.{type(each).__qualname__}"
+        kind = type(each)
+        if isinstance(each, io.IOBase) and not isinstance(each, harmless):
+            return f"an open file ({getattr(each, 'name', kind.__name__)})"
+        known = kind.__module__ in ("builtins", "torch", "numpy") or isinstance(each, harmless)
+        if not known and not hasattr(each, "__dict__"):
+            try:
+                each.__reduce_ex__(4)
+            except Exception:  # what cannot be copied holds on to something outside of Python
+                return f"a {kind.__module__}.{kind.__qualname__}"
     return None
 
 
@@ -201,9 +182,8 @@ class Unchanged:
         """The type of an object that changed, for people. None: none did."""
         for each, items in self._kept:
             now = _items(each)
-            if len(now) == len(items) and (all(map(operator.is_, now, items)) or all(map(_same, now, items))):
-                continue
-            return type(each).__name__
+            if len(now) != len(items) or not (all(map(operator.is_, now, items)) or all(map(_same, now, items))):
+                return type(each).__name__
         return None
 
 
@@ -246,7 +226,8 @@ def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:
 # The same batch again
 
 
-def _same_batch(one: Any, other: Any, *, values: bool) -> bool:
+def same_batch(one: Any, other: Any, *, values: bool) -> bool:
+    """Of other workers and of the training process. ``values``: not the structure alone."""
     (leaves, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
     return spec == other_spec and all(_same_leaf(a, b, values) for a, b in zip(leaves, others, strict=True))
 

@@ -7,10 +7,9 @@ from types import FrameType
 from typing import Any
 
 from loadtune.inflight import account as told
-from loadtune.inflight.environment import TEST_VARIABLE, Options
+from loadtune.inflight.environment import TEST_VARIABLE, Options, rank
 
 _options: Options | None = None
-_has_said_why = False
 
 
 def install(
@@ -47,22 +46,16 @@ def _begin(chosen: Options) -> Options:
 
 def iterator_of(loader: Any, frame: FrameType | None) -> Any:
     """The tuned iterator. None: torch's own is to be used. An error of ours is said once, and raised in tests."""
-    global _has_said_why
     try:
         if _is_worker():
             return None
         from loadtune.inflight.iterator import tuned_iterator
 
-        made = tuned_iterator(loader, frame, _begin(Options()))
-        if made is not None and hasattr(type(loader), "tuning"):
-            loader.tuning = made._tuner.account
-        return made
+        return tuned_iterator(loader, frame, _begin(Options()))
     except Exception as error:  # what is the user's own torch's iterator raises again
         if os.environ.get(TEST_VARIABLE):
             raise
-        if not _has_said_why:
-            _has_said_why = True
-            told.say(None, f"leaves a loader alone ({type(error).__name__}: {error})")
+        told.say(None, f"leaves a loader alone ({type(error).__name__}: {error})")
         return None
 
 
@@ -76,8 +69,7 @@ def _is_worker() -> bool:
 
 
 def _at_exit(options: Options) -> None:
-    if _is_worker():
-        return
-    told.write_own(options.folder)
-    for line in told.summary(told.accounts()) if options.folder is None else ():
-        told.say(None, line)
+    if not _is_worker():
+        told.write_own(options.folder)
+        for line in told.summary(told.accounts()) if options.folder is None and rank() == 0 else ():
+            told.print_line(line)

@@ -1,15 +1,15 @@
-"""What ``iter(loader)`` gives in place of torch's iterator, and `loadtune.DataLoader`, which always gives it."""
+"""What ``iter(loader)`` gives in place of torch's iterator."""
 
 import os
 import sys
+from itertools import chain
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader as TorchDataLoader
-
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, hook
+from loadtune.inflight import gates
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options, rank
 from loadtune.inflight.ranks import join
@@ -25,9 +25,6 @@ class _Tuned:
         self._tuner = tuner
         self._inner = tuner.open(loader)
         tuner.guard(tuner.begin, self)
-
-    def __iter__(self) -> Any:
-        return self
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -53,8 +50,7 @@ class _Tuned:
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch, as torch asks for where workers are persistent."""
-        view: Any = private.LoaderView(loader, self._tuner.sampler)
-        self._inner._reset(view)
+        self._inner._reset(private.LoaderView(loader, self._tuner.sampler))
         self._tuner.guard(self._tuner.begin, self)
 
     def _shutdown_workers(self) -> None:
@@ -86,7 +82,7 @@ def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> An
     tuner = _tuner_of(loader, _place(frame), options)
     if tuner is None or tuner.is_dead:
         return None
-    generator = getattr(loader, "generator", None)
+    generator = loader.generator
     states, own_state = read_states(), None if generator is None else generator.get_state()
     try:
         return begun_by(tuner, loader)
@@ -116,50 +112,33 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     if reason is not None:
         if is_new:
             account.state, account.reason = "left alone", reason
-            told.say(told.keep(account), f"left alone: {reason}")
+            told.accounts().append(account)
+            told.say(account, f"left alone: {reason}")
         return None
-    same = [tuner for tuner in tuners if tuner.source() is loader]
-    free = [tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner._has_ended]
-    if same or free:
-        return (same or free)[0]
+    same = (tuner for tuner in tuners if tuner.source() is loader)
+    free = (tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner.has_ended)
+    if (known := next(chain(same, free), None)) is not None:
+        return known
     if tuners:
         account.name += f" ({len(tuners) + 1})"
-    replayed = known = None
+    replayed = learnt = None
     if options.replay is not None:
-        nothing = Account(name=account.name, own_workers=number, num_workers=number)
-        same_loader = (each for each in told.read(Path(options.replay)) if each.name == account.name)
-        replayed = next((each for each in same_loader if each.rank == here), nothing)
+        found = told.read(Path(options.replay))
+        same_loader = (each for each in found if (each.name, each.rank) == (account.name, here))
+        replayed = next(same_loader, Account(name=account.name, own_workers=number, num_workers=number))
     elif not options.dry_run:
-        known = told.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
-    tuners.append(Tuner(told.keep(account), loader, options, replayed, known))
-    Shared.tuners.append(tuners[-1])
-    return tuners[-1]
+        learnt = told.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
+    told.accounts().append(account)
+    tuner = Tuner(account, loader, options, replayed, learnt)
+    tuners.append(tuner)
+    Shared.tuners.append(tuner)
+    return tuner
 
 
 def _place(frame: FrameType | None) -> str:
     """``FILE:LINE`` of the user's code that asked for the iterator; of a library's where all is one's."""
-    first = None
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not any(part in path for part in ("/torch/utils/data/", "/loadtune/inflight/")):
-            here = f"{os.path.basename(path)}:{frame.f_lineno}"
-            if "site-packages" not in path and not path.startswith(("<", sys.base_prefix)):
-                return here
-            first = first or here
-        frame = frame.f_back
-    return first or "?"
-
-
-class DataLoader(TorchDataLoader[Any]):
-    """`torch.utils.data.DataLoader` whose number of workers is tuned while a loop iterates it.
-
-    Takes the same arguments. Samples and their order are the same; `num_workers` is where it begins. Where the loader
-    cannot be tuned, it is torch's own, and `tuning` says why.
-    """
-
-    tuning: Account | None = None
-    """What was found and done so far. None: nothing iterated it yet."""
-
-    def _get_iterator(self) -> Any:
-        made = hook.iterator_of(self, sys._getframe(1))
-        return super()._get_iterator() if made is None else made
+    calls = [(each.f_code.co_filename, line) for each, line in walk_stack(frame)]
+    calls = [call for call in calls if "/torch/utils/data/" not in call[0] and "/loadtune/inflight/" not in call[0]]
+    library = ("<", sys.base_prefix)
+    users = [call for call in calls if "site-packages" not in call[0] and not call[0].startswith(library)]
+    return next((f"{os.path.basename(path)}:{line}" for path, line in (*users, *calls)), "?")

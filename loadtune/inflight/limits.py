@@ -1,9 +1,10 @@
-"""How many workers may be: cores, RAM, /dev/shm and descriptors, looked at before a worker starts."""
+"""What loading takes, by the clocks of whoever loads; and how many workers may be, by cores, RAM, /dev/shm and
+descriptors, looked at before one starts."""
 
 import math
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from loadtune.host.memory import read_ram, read_shm
 from loadtune.host.processes import proportional_bytes
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import num_local_ranks
-from loadtune.inflight.measure import Work
+from loadtune.inflight.measure import Reading, Work
+from loadtune.stream.sample_table import Row
 
 MOST = 64
 _WAITS = 0.15
@@ -22,8 +24,6 @@ _WAITS = 0.15
 _SHARE = 0.5
 """Of what is free of RAM and /dev/shm, and of the descriptors: the rest is for everybody else."""
 _USUAL_WORKER = 30 << 20
-
-
 _HINTS = {"/dev/shm": ": docker run --shm-size gives more", "descriptors": ": ulimit -n gives more"}
 
 
@@ -50,34 +50,64 @@ def most_workers(
     account: Account,
     prefetch_factor: int,
     cores: float,
-    *,
-    others_cpu: float = 0.0,
     max_workers: int | None = None,
     worker_pid: int | None = None,
 ) -> Bound:
     """The least of all bounds for the loader of this account.
 
-    While a switch goes on there are the old workers, too, so half of what is free counts. ``cores``: of this rank;
-    ``others_cpu``: of those, what workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
+    While a switch goes on there are the old workers, too, so half of what is free counts. ``cores``: that workers of
+    other loaders of this rank leave. ``worker_pid``: one whose memory is measured.
     """
-    ranks, cores = num_local_ranks(), max(1.0, cores - others_cpu)
+    ranks, cores = num_local_ranks(), max(1.0, cores)
     queued = account.batch_bytes * (prefetch_factor + 1)
     ram, shm = read_ram().available_bytes * _SHARE / ranks, read_shm()[1] * _SHARE / ranks
     own_bytes = None if worker_pid is None else proportional_bytes(worker_pid)
-    each = (own_bytes or _USUAL_WORKER) + queued
-    by_cores = math.ceil(cores / work.cpu_share - 1e-6) if work.cpu_share > _WAITS else MOST
-    descriptors, per_worker = _free_descriptors() * _SHARE, 8
+    per_worker, limit = 8, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    descriptors = (1 << 20 if limit == resource.RLIM_INFINITY else limit) - len(os.listdir("/proc/self/fd"))
     if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
         per_worker += account.batch_tensors * (prefetch_factor + 1)
     bounds = {
-        "cores": by_cores,
-        "RAM": int(ram / each),
+        "cores": math.ceil(cores / work.cpu_share - 1e-6) if work.cpu_share > _WAITS else MOST,
+        "RAM": int(ram / ((own_bytes or _USUAL_WORKER) + queued)),
         "/dev/shm": int(shm / max(1, queued)),
-        "descriptors": int(descriptors / per_worker),
+        "descriptors": int(descriptors * _SHARE / per_worker),
         "--max-workers": MOST if max_workers is None else max_workers,
     }
     reason = min(bounds, key=lambda name: bounds[name])
     return Bound(max(1, bounds[reason]), reason)
+
+
+class Clocks(NamedTuple):
+    """Of whoever loads, so far."""
+
+    batches: float
+    cpu_s: float
+    """CPU seconds, with those of the start."""
+    queued_s: float = 0.0
+    """Seconds ready to run without a core."""
+    load_s: float | None = None
+    """Seconds in which one worker loads a batch. None: a stream's workers and the training process tell none."""
+
+    def work_since(self, then: "Clocks", reading: Reading, num_workers: int) -> Work | None:
+        """What a batch takes. None: too little was loaded since."""
+        made = self.batches - then.batches
+        if made < 2 or self.load_s == 0:
+            return None
+        cpu_s, queued_s = (self.cpu_s - then.cpu_s) / made, max(0.0, (self.queued_s - then.queued_s) / made)
+        if num_workers == 0:
+            return Work(load_s=reading.blocked_s, cpu_s=min(reading.blocked_s, cpu_s))
+        load_s = num_workers * reading.total_s if self.load_s is None else self.load_s  # a stream's all load meanwhile
+        return Work(load_s=load_s, cpu_s=cpu_s, queued_s=queued_s)
+
+
+def read_clocks(workers: Sequence[Row], pids: Iterable[int], num_delivered: int) -> Clocks:
+    """``workers``: empty where they note nothing, as those of a stream."""
+    ran_s, queued_s = scheduled_s(pids)
+    if not workers:
+        return Clocks(num_delivered, ran_s, queued_s)
+    ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
+    num_timed = sum(each.num_timed for each in workers)
+    return Clocks(ended, cpu_s, queued_s, sum(each.made_s for each in workers) / num_timed if num_timed else 0.0)
 
 
 def scheduled_s(pids: Iterable[int]) -> tuple[float, float]:
@@ -88,13 +118,3 @@ def scheduled_s(pids: Iterable[int]) -> tuple[float, float]:
         return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0, 0.0
-
-
-def _free_descriptors() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return 1 << 20
-    try:
-        return max(0, limit - len(os.listdir("/proc/self/fd")))
-    except OSError:
-        return limit // 2

@@ -1,14 +1,15 @@
 """From the times of single steps to what a loader needs. Pure: no clock, no torch.
 
-Steps are judged as means over groups of 8. A loop that accumulates gradients takes several batches in a row, so single
-steps and their quantiles say little; on a GPU the time between two batches is that of launching kernels alone, and only
-rates over many steps show the device.
+Only means over many steps are judged: a loop that accumulates gradients takes several batches in a row, and on a GPU
+the time between two batches is that of launching kernels alone.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
+
+import numpy as np
 
 GROUP = 8
 MAX_STEPS = 400
@@ -90,28 +91,17 @@ class Steps:
         mean_s = sum(between) / (len(between) - num_gaps)
         blocked_s = fmean(self.blocked)
         # Blocks as long as a turn of all workers, which deliver in bursts.
-        steps = [b + g for b, g in zip(self.blocked, between, strict=True)]
-        blocks = _block_means(steps, max(GROUP, self.num_workers))
+        size = max(GROUP, self.num_workers)
+        steps = np.array(self.blocked) + np.array(between)
+        blocks = steps[: len(steps) // size * size].reshape(-1, size).mean(axis=1)
         return Reading(
             num_steps=len(self.blocked),
             total_s=max(1e-9, blocked_s + mean_s),
             blocked_s=blocked_s,
             handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
             step_s=mean_s,
-            error_s=_standard_error(blocks),
+            error_s=float(blocks.std(ddof=1)) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf,
         )
-
-
-def _block_means(values: list[float], size: int) -> list[float]:
-    return [fmean(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
-
-
-def _standard_error(values: list[float]) -> float:
-    """`statistics.stdev` adds in fractions, which takes ten times as long."""
-    if len(values) < 2:
-        return math.inf
-    mean, number = fmean(values), len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (number - 1) / number)
 
 
 def is_enough(reading: Reading, num_workers: int) -> bool:
@@ -150,32 +140,25 @@ def best_number(
 ) -> tuple[int, float]:
     """How many workers end the rest of the loader soonest, and the seconds that they save there.
 
-    ``left``: batches, infinite where nobody knows. ``start_s``: until so many workers deliver; the loop goes on at its
-    present rate meanwhile.
+    ``left``: batches, infinite where nobody knows. ``start_s``: until so many deliver; the present rate lasts so long.
     """
     want = max(1, min(most, needed(work, reading.step_s)))
     if math.isinf(left):
         return want, math.inf
-    now_s = left * reading.total_s
 
     def saved_s(num: int) -> float:
-        remaining = left - start_s(num) / reading.total_s
-        return now_s - start_s(num) - remaining * predicted_s(work, reading.step_s, num) if remaining > 0 else 0.0
+        with_them = max(0.0, left - start_s(num) / reading.total_s)
+        return with_them * (reading.total_s - predicted_s(work, reading.step_s, num))
 
-    most_saved = max(saved_s(num) for num in range(1, want + 1))
-    enough = next(num for num in range(1, want + 1) if saved_s(num) >= most_saved - 0.01 * abs(now_s))
-    return enough, saved_s(enough)
+    saved = {num: saved_s(num) for num in range(1, want + 1)}
+    enough = max(saved.values()) - 0.01 * abs(left) * reading.total_s
+    return next((num, seconds) for num, seconds in saved.items() if seconds >= enough)
 
 
 def has_gained(new: Reading, old: Reading, num_workers: int, *, may_tie: bool) -> bool | None:
     """Whether new settings are kept. None: more steps may tell. ``may_tie``: they need not gain, only not lose."""
     gain = 1 - new.total_s / old.total_s
-    finite = [each for each in (new.error_s, old.error_s) if each < math.inf]
-    noise = 2 * math.hypot(*finite) / old.total_s
-    if may_tie and gain > -max(0.01, min(noise, 0.03)):
+    noise = 2 * math.hypot(*(each for each in (new.error_s, old.error_s) if each < math.inf)) / old.total_s
+    if gain >= max(0.02, min(noise, 0.5)) or (may_tie and gain > -max(0.01, min(noise, 0.03))):
         return True
-    if gain >= max(0.02, min(noise, 0.5)):
-        return True
-    if gain > -noise and new.num_steps < 4 * max(2 * GROUP, 3 * num_workers):
-        return None
-    return False
+    return None if gain > -noise and new.num_steps < 4 * max(2 * GROUP, 3 * num_workers) else False

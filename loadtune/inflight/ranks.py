@@ -1,22 +1,25 @@
 """What the ranks of a job tell each other, and what each may take of the cores that they share.
 
-Each rank leaves a word about its loading in the store of torch's process group, under keys of our own, and reads those
-of the others: two messages in ten seconds, from a thread of its own over a connection of its own. No collective takes
-part, and nothing waits for a rank: one that is late or dead has its equal share. Without a process group each rank
-keeps its equal share. The arithmetic is pure; torch is imported by `join` alone.
+Each rank leaves a word in the store of torch's process group and reads those of the others: two messages in ten
+seconds, from a thread and a connection of its own. Nothing waits for a rank: one that is late or dead has its equal
+share, and without a process group all have. torch is imported by `join` alone.
 """
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from statistics import fmean, median
 from typing import Any
 
+from loadtune.host.cpu import read_affinity, read_num_usable_cores
 from loadtune.inflight.account import say
-from loadtune.inflight.environment import equal_share, own_cores
-from loadtune.inflight.measure import ACT
+from loadtune.inflight.environment import equal_share
+from loadtune.inflight.measure import ACT, Reading, Work
 from loadtune.units import percent_text
 
 PAUSE_S = 10.0
@@ -55,9 +58,8 @@ class Word:
 def cores_of(own: Word, words: Sequence[Word], equal: float) -> float:
     """Cores for the workers of a rank that may use ``own.num_cores``, of which ``equal`` are its equal share. Pure.
 
-    Each training process has a core to itself. Ranks step together, so at the fastest step that the other cores allow,
-    workers keep as many of them busy as they need CPU seconds a batch: a rank whose samples take twice the time has
-    twice the cores. A rank that has told nothing needs what the others need in the mean.
+    Each training process keeps a core. Ranks step together, so the others are divided by CPU seconds a batch. A rank
+    that has told nothing needs what the others need in the mean.
     """
     num_ranks = max(1, round(own.num_cores / equal))
     left = max(own.num_cores - num_ranks, own.num_cores / 2)
@@ -90,24 +92,21 @@ class Ranks:
     """This rank among the others. `say` what is new, read `cores`; both only touch memory."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
-        name, number = own_cores()
-        self.own = Word(rank=rank, cores=name, num_cores=number)
+        cores = f"{socket.gethostname()} {','.join(map(str, read_affinity()))}"
+        self.own = Word(rank=rank, cores=cores, num_cores=read_num_usable_cores())
         """What it says next."""
         self.words: dict[int, Word] = {}
-        self.num_messages = 0
-        """Sent to the store, by this rank."""
         self._store, self._num_ranks = store, num_ranks
         self._named: dict[int, int] = {}
         """Ranks that differ, by how often they did in a row."""
         self._heard: dict[int, tuple[Word, int]] = {}
         """The newest word of each, and how often it was heard again since."""
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True).start()
 
-    def say(self, **news: Any) -> None:
-        """Fields of a `Word`, sent with the next one."""
-        self.own = replace(self.own, **news)
+    def say(self, work: Work, reading: Reading, *, is_settled: bool) -> None:
+        """With the next word."""
+        waiting = reading.waiting_fraction if reading.waits else 0.0
+        self.own = replace(self.own, **asdict(work), waiting=waiting, is_settled=is_settled)
 
     def cores(self) -> float:
         """That the workers of this rank may take."""
@@ -117,50 +116,37 @@ class Ranks:
         """Whether another rank said that it waits for data."""
         return any(each.waiting >= ACT for each in self.words.values() if each.rank != self.own.rank)
 
-    def end(self) -> None:
-        self._ended.set()
-
     def _exchange(self) -> None:
         with suppress(Exception):  # the store is gone: what was known stays, and no more is learnt
-            num_told = 0
-            while not self._ended.wait(0.5):
-                if self.own.cpu_s is None:
-                    continue
-                num_told += 1
+            for num_told in count(1):
+                while self.own.cpu_s is None:
+                    time.sleep(0.5)
                 word = asdict(replace(self.own, num_told=num_told))
                 self._store.set(f"{_PREFIX}{self.own.rank}", json.dumps(word))
-                if self._ended.wait(_BEFORE_READING_S):
-                    break
+                time.sleep(_BEFORE_READING_S)
                 self._read()
-                self.num_messages += 2
-                if self._ended.wait(PAUSE_S - _BEFORE_READING_S):
-                    break
+                time.sleep(PAUSE_S - _BEFORE_READING_S)
 
     def _read(self) -> None:
         """The words of all ranks. The store would wait for one that has said nothing yet, so it is asked for that."""
         keys = [f"{_PREFIX}{rank}" for rank in range(self._num_ranks)]
         if not self.words and not self._store.check(keys):
             return
-        found = {}
         for text in self._store.multi_get(keys):
             word = Word(**json.loads(text))
-            before, _ = self._heard.get(word.rank, (None, 0))
-            age = self._heard[word.rank][1] + 1 if before == word else 0
-            self._heard[word.rank] = word, age
-            if age < _STALE:
-                found[word.rank] = word
-        self.words = found
+            before, age = self._heard.get(word.rank, (None, 0))
+            self._heard[word.rank] = word, age + 1 if before == word else 0
+        self.words = {rank: word for rank, (word, age) in self._heard.items() if age < _STALE}
         if self.own.rank == 0:  # one voice for all: what was so twice is said once
-            found_now = differences(list(found.values()))
-            self._named = {rank: self._named.get(rank, 0) + 1 for rank in found_now}
-            for rank, text in found_now.items():
+            found = differences(list(self.words.values()))
+            self._named = {rank: self._named.get(rank, 0) + 1 for rank in found}
+            for rank, text in found.items():
                 if self._named[rank] == 2:
                     say(None, text)
 
 
 def join() -> Ranks | None:
-    """This process among the ranks of its process group. None: there is none yet, it has one rank, or its store gives
-    no connection of our own."""
+    """This process among those of its process group. None: there is none yet, or it has one rank."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from loadtune.records.memory import AllocationTrace, FitReport
 
@@ -39,10 +40,6 @@ class Block:
 _by_size = attrgetter("size", "address")
 
 
-class OutOfBudgetError(Exception):
-    """A request that the allocator could not have met."""
-
-
 class CachingAllocator:
     """One device's allocator with a budget in bytes, `idle_bytes` of which it holds already and cannot give back."""
 
@@ -54,16 +51,23 @@ class CachingAllocator:
         """Free blocks, smallest first; small requests have a pool of their own."""
         self._next_address = 0
 
-    def allocate(self, num_bytes: int) -> Block:
-        """A block for this request. Raises OutOfBudgetError."""
+    def allocate(self, num_bytes: int) -> Block | None:
+        """A block for this request. None: the budget has none."""
         size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
         small = size <= _SMALL
         pool = self._pools[small]
         at = bisect_left(pool, (size, -1), key=_by_size)
         block = pool.pop(at) if at < len(pool) else self._new_segment(size, small)
+        if block is None:
+            return None
         remaining = block.size - size
         if remaining >= _ROUND if small else remaining > _SMALL:
-            self._split(block, size)
+            rest = Block(remaining, block.address + size, small, before=block, after=block.after)
+            if block.after is not None:
+                block.after.before = rest
+            block.after = rest
+            block.size = size
+            insort(pool, rest, key=_by_size)
         block.used = True
         return block
 
@@ -79,33 +83,22 @@ class CachingAllocator:
             block = _join(block.before, block)
         insort(pool, block, key=_by_size)
 
-    def _new_segment(self, size: int, small: bool) -> Block:
+    def _new_segment(self, size: int, small: bool) -> Block | None:
         segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
         if size < _MIDDLE:
             segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT
         if self.reserved_bytes + segment > self._budget_bytes:
-            self._give_back_free_segments()
+            for pool in self._pools.values():  # every segment that is wholly free goes back
+                self.reserved_bytes -= sum(block.size for block in pool if block.before is None and block.after is None)
+                pool[:] = (block for block in pool if block.before is not None or block.after is not None)
             self.num_retries += 1
             if self.reserved_bytes + segment > self._budget_bytes:
-                raise OutOfBudgetError
+                return None
         self.reserved_bytes += segment
         self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
         block = Block(segment, self._next_address, small)
         self._next_address += segment
         return block
-
-    def _give_back_free_segments(self) -> None:
-        for pool in self._pools.values():
-            self.reserved_bytes -= sum(block.size for block in pool if block.before is None and block.after is None)
-            pool[:] = (block for block in pool if block.before is not None or block.after is not None)
-
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.address + size, block.small, before=block, after=block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.after = rest
-        block.size = size
-        insort(self._pools[block.small], rest, key=_by_size)
 
 
 def _join(low: Block, high: Block) -> Block:
@@ -121,8 +114,7 @@ FAITHFUL = 0.1
 of PyTorch may follow other rules."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a size would go."""
 
     reserved_peak_bytes: int
@@ -137,7 +129,11 @@ class Forecast:
         self._idle_bytes, self._traced_size = high.idle_bytes, high.batch_size
         self._last_step = high.step_starts[-1]
         self._events, self._budget_bytes = high.events, budget_bytes
-        self._fixed = _fixed_sizes(low, high)
+        asked = {event for event in low.events if event > 0}
+        # Sizes that do not depend on the batch: those of both traces, unless `low` also holds the scaled twin.
+        self._fixed = {
+            event for event in high.events if event in asked and event * low.batch_size // high.batch_size not in asked
+        }
 
     def outcome(self, batch_size: int) -> Outcome | None:
         """None: it would run out of memory."""
@@ -152,13 +148,11 @@ class Forecast:
                 allocator.free(blocks.pop(-event))
                 continue
             number += 1
-            try:
-                blocks[number] = allocator.allocate(event if event in self._fixed else int(event * scale))
-            except OutOfBudgetError:
+            block = allocator.allocate(event if event in self._fixed else int(event * scale))
+            if block is None:
                 return None
-        return Outcome(
-            reserved_peak_bytes=allocator.reserved_peak_bytes, num_steady_retries=allocator.num_retries - retries_before
-        )
+            blocks[number] = block
+        return Outcome(allocator.reserved_peak_bytes, num_steady_retries=allocator.num_retries - retries_before)
 
     def largest(self, at_least: int, at_most: int) -> int:
         """Largest size between the two that would fit, found by halves; `at_least` is known to."""
@@ -182,13 +176,3 @@ def forecast_from(traces: Sequence[AllocationTrace], checked: FitReport) -> Fore
     if outcome is None or abs(outcome.reserved_peak_bytes / checked.reserved_peak_bytes - 1) > FAITHFUL:
         return None
     return forecast
-
-
-def _fixed_sizes(low: AllocationTrace, high: AllocationTrace) -> frozenset[int]:
-    """Request sizes that do not depend on the batch: those of both traces, unless `low` also holds its scaled twin."""
-    asked = {event for event in low.events if event > 0}
-    return frozenset(
-        event
-        for event in high.events
-        if event > 0 and event in asked and event * low.batch_size // high.batch_size not in asked
-    )

@@ -1,22 +1,24 @@
 """The memory probe: the largest batch that trains, found by real training steps, and the largest to train on for hours.
 
-In: a training, a recipe, and what else bounds the batch. Out: a `MemoryCeiling`. Two sizes are run. A line through
-their allocated peaks proposes the ceiling, or a forecast that knows what fragmentation takes, where the allocator's
-requests were recorded. A run decides; where it fails, one step back is run. Every size that a verified ceiling names
-was run.
+In: a training, a recipe, and what else bounds the batch. Out: a `MemoryCeiling`. Two sizes are run. They predict the
+others: by a forecast that knows what fragmentation takes, where the allocator's requests were recorded, else by a line
+through allocated peaks. A run decides; where it fails, one step back is run. Every size that a verified ceiling names
+was run. What the host's memory allows is plain arithmetic, below the probe.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.limits.bounds import largest_within
+from loadtune.errors import WorkloadError
 from loadtune.limits.forecast import Forecast, Outcome, forecast_from
-from loadtune.limits.recipe import STEP_S
-from loadtune.records.config import Recipe
-from loadtune.records.measurement import TrialFailure
+from loadtune.limits.recipe import STEP_S, nothing_fits
+from loadtune.records.config import LoaderConfig, Recipe
+from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.seams import Training
+from loadtune.units import bytes_text, counted
 
 MAX_PROBES, MAX_LINE = 6, 3
 """Sizes that are run, from the first that fits on, and how many of them for the line. Four and two are the rule; one is
@@ -52,22 +54,21 @@ ROOM = 0.95
 show: other libraries' buffers, an evaluation with other sizes, fragmentation that grows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Allocated peak over batch size, in bytes."""
+class Line(NamedTuple):
+    """Allocated peak over batch size, in bytes, through two sizes that fit."""
 
     slope: float
     at_zero: float
+    budget_bytes: int
 
-    def bytes_at(self, batch_size: int) -> float:
-        return self.at_zero + self.slope * batch_size
-
-    def size_at(self, num_bytes: float) -> float:
-        return (num_bytes - self.at_zero) / self.slope
+    def outcome(self, batch_size: int) -> Outcome | None:
+        """None: it would run out of memory."""
+        peak_bytes = self.at_zero + self.slope * batch_size
+        return None if peak_bytes > self.budget_bytes else Outcome(int(peak_bytes), num_steady_retries=0)
 
 
 class MemoryProbe:
-    """The largest batch that trains `num_steps` steps under `recipe`, what limits it, and the largest that is safe.
+    """The largest batch that trains a few steps under `recipe`, what limits it, and the largest that is safe.
 
     `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train.
     `step_s` holds seconds of a step by batch size, timed before. With it the sizes of the line take about `STEP_S` a
@@ -82,20 +83,28 @@ class MemoryProbe:
         caps: Mapping[CeilingLimit, int],
         *,
         smallest: int = 1,
-        num_steps: int = 3,
         step_s: Mapping[int, float] | None = None,
         large: int = 0,
     ) -> None:
-        self._training, self._recipe, self._num_steps = training, recipe, num_steps
-        self._smallest, self._large, self._step_s = smallest, large, step_s
+        self._training, self._recipe = training, recipe
+        self._smallest, self._large = smallest, large
+        self._step_s = None if step_s is None else dict(step_s)
         self._limit, self._cap = min(caps.items(), key=lambda item: item[1])
         self._dataset_length = caps.get("dataset", 0)
         self._reports: list[FitReport] = []
+        self._fitting: list[FitReport] = []
+        """Those that fit, by size."""
+        self._wall: FitReport | None = None
+        """Smallest size that did not fit."""
+        self._num_left = MAX_PROBES
+        """Sizes that may still be run, once one fits."""
         self._verified: set[int] = set()
         """Sizes that were run with all that an epoch brings, however that ended."""
         self._traces: list[AllocationTrace] = []
         self._forecast: Forecast | None = None
         """Once two sizes recorded what they asked of the allocator."""
+        self._line: Line | None = None
+        """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
         self._end: int | None = None
         """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
 
@@ -114,81 +123,65 @@ class MemoryProbe:
     def verify(self) -> MemoryCeiling:
         """Run sizes, after those that were run already, until both ceilings are among them. Raises as `bound` does."""
         self._run_line()
-        while self._num_left > 1 and (size := self._next_hard()) is not None:
-            _out_of_memory(self._run(size, verify=True))
-        while self._num_left > 0 and (size := self._next_safe()) is not None:
-            _out_of_memory(self._run(size, verify=True))
-        return self._ceiling(self._standing[-1].batch_size, self._largest_comfortable or self._standing[0].batch_size)
+        while self._num_left > 0:
+            hard = self._next_hard() if self._num_left > 1 else None
+            if (size := hard or self._next_safe()) is None:
+                break
+            self._run(size, verify=True)
+        failed = {report.batch_size for report in self._reports if not report.fits}
+        standing = [report.batch_size for report in self._fitting if report.batch_size not in failed]
+        standing = standing or [report.batch_size for report in self._fitting]  # each failed when it was verified
+        return self._ceiling(standing[-1], self._largest_comfortable or standing[0])
 
-    def _run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
-        """Try this size; verified with the dataset's last partial batch, where there is one that trains."""
+    def _run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> bool:
+        """Whether this size fits; verified with the dataset's last partial batch, where there is one that trains.
+
+        Raises WorkloadError for a failure that no smaller batch would mend. A crash, a hang or a missing kernel may
+        well be of this size alone.
+        """
         left = self._dataset_length % batch_size
-        trains = verify and left >= self._smallest and batch_size < self._dataset_length
-        report = self._training.try_batch(
-            BatchTry(
-                recipe=self._recipe,
-                batch_size=batch_size,
-                num_steps=self._num_steps,
-                trace=trace,
-                verify=verify,
-                partial_batch_size=left if trains else None,
-            )
+        partial = left if verify and left >= self._smallest and batch_size < self._dataset_length else None
+        asked = BatchTry(
+            recipe=self._recipe, batch_size=batch_size, trace=trace, verify=verify, partial_batch_size=partial
         )
-        self._reports.append(replace(report, allocations=None))
+        report = self._training.try_batch(asked)
+        allocations, report = report.allocations, replace(report, allocations=None)
+        if report.failure is not None and report.failure.kind == "user_error":
+            raise _untrainable(report, " Correct it, and run again.")
+        self._reports.append(report)
         if verify:
             self._verified.add(batch_size)
-        if report.allocations is not None and report.fits:
-            self._traces.append(report.allocations)
+        if report.fits:
+            self._fitting = sorted([*self._fitting, report], key=lambda each: each.batch_size)
+        elif self._wall is None or batch_size < self._wall.batch_size:
+            self._wall = report
+        if allocations is not None and report.fits:
+            self._traces.append(allocations)
             self._forecast = forecast_from(self._traces, self._fitting[-1])
-        self._end = self._predicted_end()
-        return report
+        if self._step_s is not None and report.step_s:
+            self._step_s[batch_size] = report.step_s
+        if self._fitting:
+            self._num_left -= 1
+            self._predict(self._fitting[0], self._fitting[-1])
+        return report.fits
 
-    def _predicted_end(self) -> int | None:
-        budget, line = self._fitting[-1].budget_bytes if self._fitting else None, self._line
-        if line is None or budget is None:
-            return None
-        by_line = int(line.size_at(budget))
-        if self._forecast is None or by_line <= self._largest:
-            return max(by_line, self._largest)
-        return self._forecast.largest(self._largest, int(by_line * 1.05))
+    def _predict(self, low: FitReport, high: FitReport) -> None:
+        """The line and its end, from the smallest and the largest that fit."""
+        (x0, y0), (x1, y1) = ((each.batch_size, each.peak_bytes or 0) for each in (low, high))
+        if high.budget_bytes is None or x0 == x1 or y1 <= y0:
+            self._line = self._end = None
+            return
+        slope = (y1 - y0) / (x1 - x0)
+        self._line = Line(slope, y1 - slope * x1, high.budget_bytes)
+        self._end = max(x1, int((high.budget_bytes - self._line.at_zero) / slope))
+        if self._forecast is not None and self._end > x1:
+            self._end = self._forecast.largest(x1, int(self._end * 1.05))
 
     # What the runs say together.
 
     @property
-    def _num_left(self) -> int:
-        """Sizes that may still be run, once one fits."""
-        first = next((at for at, report in enumerate(self._reports) if report.fits), 0)
-        return MAX_PROBES - (len(self._reports) - first)
-
-    @property
-    def _fitting(self) -> list[FitReport]:
-        return sorted((report for report in self._reports if report.fits), key=lambda report: report.batch_size)
-
-    @property
     def _largest(self) -> int:
         return self._fitting[-1].batch_size
-
-    @property
-    def _standing(self) -> list[FitReport]:
-        """Those of `_fitting` that did not fail when they were verified; all of them where each did."""
-        failed = {report.batch_size for report in self._reports if not report.fits}
-        return [report for report in self._fitting if report.batch_size not in failed] or self._fitting
-
-    @property
-    def _wall(self) -> FitReport | None:
-        """Smallest size that did not fit."""
-        failed = (report for report in self._reports if not report.fits)
-        return min(failed, key=lambda report: report.batch_size, default=None)
-
-    @property
-    def _line(self) -> Line | None:
-        """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
-        known = [(report.batch_size, report.peak_bytes) for report in self._fitting if report.peak_bytes is not None]
-        if not known or known[0][0] == known[-1][0]:
-            return None
-        (x0, y0), (x1, y1) = known[0], known[-1]
-        slope = (y1 - y0) / (x1 - x0)
-        return Line(slope, y1 - slope * x1) if slope > 0 else None
 
     @property
     def _largest_comfortable(self) -> int | None:
@@ -197,66 +190,60 @@ class MemoryProbe:
         return max((size for size in sizes if self._has_room(size)), default=None)
 
     def _has_room(self, batch_size: int) -> bool:
-        """Whether a size larger by the safety margin would still fit: one did, or the forecast or the line says so."""
-        larger = self._with_share(batch_size, 1 / ROOM)
+        """Whether a size larger by the safety margin would still fit: one did, or is predicted to."""
+        larger, prediction = self._with_share(batch_size, 1 / ROOM), self._forecast or self._line
         if self._wall is not None and larger >= self._wall.batch_size:
             return False
-        if larger <= self._largest:
-            return True
-        if self._forecast is not None:
-            return self._forecast.outcome(larger) is not None
-        budget, peak = self._fitting[-1].budget_bytes, self._fitting[-1].peak_bytes
-        if budget is None or peak is None:
-            return True
-        return (peak / ROOM if self._line is None else self._line.bytes_at(larger)) <= budget
+        return larger <= self._largest or prediction is None or prediction.outcome(larger) is not None
 
     def _with_share(self, batch_size: int, share: float) -> int:
         """The size that takes `share` of the memory that `batch_size` takes.
 
         Where most of that is the model's own, or a CPU process's, the batch gives way by three times the difference.
         """
-        if self._line is None:
-            return int(batch_size * share)
-        give_way = batch_size * 3 * abs(1 - share)
-        size = self._line.size_at(share * self._line.bytes_at(batch_size))
+        fixed = 0.0 if self._line is None else self._line.at_zero / self._line.slope  # memory in samples
+        size, give_way = batch_size - (1 - share) * (batch_size + fixed), batch_size * 3 * abs(1 - share)
         return int(min(max(size, batch_size - give_way), batch_size + give_way))
+
+    def _first_below(self, top: int, least: float, otherwise: int, most_retries: float = math.inf) -> int:
+        """The largest size above `least`, in steps of half a percent, that is predicted to fit with at most so many
+        allocator retries in a steady step; `otherwise` where there is none.
+
+        Its neighbours are asked as well: memory is not monotonic, and one sample more or less decides which cached
+        block a request falls into.
+        """
+        size, prediction = top, self._forecast or self._line
+        while prediction is not None and size > least:
+            near = [prediction.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01)]
+            if all(outcome is not None and outcome.num_steady_retries <= most_retries for outcome in near):
+                return size
+            size = int(size * 0.995)
+        return otherwise
 
     # The sizes of the line.
 
     def _quick_cap(self) -> int:
-        """The largest size that the line may have: the time of its step is a bound there, too."""
-        if self._step_s is None:
+        """The largest size that the line may have: by the best rate seen, a step of it takes `STEP_S` at most."""
+        if not self._step_s:
             return self._cap
-        timed = {**self._step_s, **{report.batch_size: report.step_s for report in self._fitting if report.step_s}}
-        quick = max(2 * self._smallest, largest_within(STEP_S, timed)) if timed else self._cap
-        return min(self._cap, quick)
+        quick = STEP_S * max(size / took_s for size, took_s in self._step_s.items())
+        return min(self._cap, max(2 * self._smallest, int(quick)))
 
     def _run_line(self) -> None:
         """Run sizes until memory has visibly grown: a line or a forecast needs it. The cap is the answer if it fits."""
         if self._reports:
             return
-        self._run_first(max(self._smallest, min(LOW, self._quick_cap() // 4)))
-        while self._num_left > MAX_PROBES - MAX_LINE and (size := self._next_of_line()) is not None:
-            at_cap = size == self._cap
-            fails = _out_of_memory(self._run(size, trace=True, verify=at_cap))
-            if fails and at_cap:  # its steps alone may fit, and a line through the first size and this one tells more
-                fails = _out_of_memory(self._run(size, trace=True))
-            if fails:
-                break
-
-    def _run_first(self, size: int) -> None:
-        """Run `size`, or a smaller one that fits. Raises where the smallest does not."""
-        report = self._run(size, trace=True)
-        while _out_of_memory(report) and size > self._smallest:
+        size = max(self._smallest, min(LOW, self._quick_cap() // 4))
+        while not self._run(size, trace=True):
+            if size == self._smallest:
+                report = self._reports[-1]
+                if report.failure is not None and report.failure.is_of_memory:
+                    raise nothing_fits(f"does not train in {report.precision}", report.failure)
+                raise _untrainable(report)
             size = max(self._smallest, size // 2)
-            report = self._run(size, trace=True)
-        if report.failure is not None and not report.failure.is_of_memory:
-            raise _untrainable(report, report.failure)
-        if report.failure is not None:
-            raise NothingFitsError(
-                f"Even the smallest batch does not train in {report.precision}: {report.failure.message.rstrip('.')}. "
-                "Free memory, choose another device with --device, or use a smaller model or --image-size."
-            )
+        while self._num_left > MAX_PROBES - MAX_LINE and (next_size := self._next_of_line()) is not None:
+            if not self._run(next_size, trace=True, verify=next_size == self._cap):
+                break
 
     def _next_of_line(self) -> int | None:
         """Another size for the line: far enough from the first, never one that the first says cannot fit."""
@@ -268,42 +255,33 @@ class MemoryProbe:
 
     def _farther(self) -> int:
         """A larger size from which the line is known; 0: it is known."""
-        base, is_first = self._fitting[-1], len(self._fitting) == 1
-        times, budget, peak = base.batch_size * TIMES, base.budget_bytes, base.peak_bytes
+        first, last = self._fitting[0], self._fitting[-1]
+        base, peak, budget = last.batch_size, last.peak_bytes, last.budget_bytes
         if not peak or budget is None:  # the platform does not tell a process's own memory
-            return times if is_first else 0
-        if is_first:
-            fits = base.batch_size * budget / peak
-            size = int(min(max(times, THIRD * fits, self._large), SURE * fits))
-            return max(size, min(base.batch_size + 1, int(fits)))
-        if peak - (self._fitting[0].peak_bytes or 0) >= VISIBLE * budget or self._forecast is not None:
+            return TIMES * base if first is last else 0
+        if peak - (first.peak_bytes or 0) >= VISIBLE * budget or self._forecast is not None:
             return 0
-        if self._line is None:
-            return times
-        return base.batch_size + int(min(THIRD * budget, SURE * (budget - peak)) / self._line.slope)
+        per_sample = peak / base if self._line is None else self._line.slope
+        sure, fits = (base + share * (budget - peak) / per_sample for share in (SURE, 1.0))
+        size = min(max(TIMES * base, self._large, base + THIRD * budget / per_sample), sure)
+        return int(max(size, min(base + 1, fits)))
 
     # The two ceilings.
 
     def _next_hard(self) -> int | None:
         """The next size worth running for the hard ceiling. None: it stands."""
         base, wall = self._largest, None if self._wall is None else self._wall.batch_size
-        if base >= self._cap or base + 1 == wall:
+        if base >= self._cap or (wall is not None and wall <= base + 1):
             return None
         if self._end is None:
             return min(self._cap, 2 * base) if wall is None else (wall + base) // 2
-        size = min(self._cap, self._lean(self._end))
+        lean = min(self._end, int(self._end * LEAN + 0.5))
+        least = max(base, int(LEAST * lean))
+        size = min(self._cap, self._first_below(lean, least, otherwise=least))
         if wall is not None:
             num_failed = sum(not report.fits for report in self._reports)  # twice as far back after each failure
             size = min(size, int(wall * (1 - (1 - STEP_BACK) * 2 ** (num_failed - 1))))
         return size if size > base * WORTH or size == self._cap else None
-
-    def _lean(self, end: int) -> int:
-        """A size somewhat below the predicted end: as predictions go, a size that fits."""
-        size = min(end, int(end * LEAN + 0.5))
-        if self._forecast is None:
-            return size
-        least = max(self._largest, int(LEAST * size))
-        return _first_below(self._forecast, size, least, lambda outcome: True) or least
 
     def _next_safe(self) -> int | None:
         """The next size worth running for the safe ceiling. None: a comfortable one was run, or none is left to try."""
@@ -319,9 +297,7 @@ class MemoryProbe:
         uneasy = [report.batch_size for report in self._reports if report.num_steady_retries or not report.fits]
         if uneasy and min(uneasy) <= top:
             top = self._with_share(min(uneasy), ROOM)
-        if self._forecast is None:
-            return top
-        return _first_below(self._forecast, top, LEAST * top, lambda outcome: not outcome.num_steady_retries) or top
+        return self._first_below(top, LEAST * top, otherwise=top, most_retries=0)
 
     def _ceiling(self, hard: int, safe: int, *, verified: bool = True) -> MemoryCeiling:
         wall, line = self._wall, self._line
@@ -336,7 +312,7 @@ class MemoryProbe:
             probes=tuple(self._reports),
             bytes_per_sample=None if line is None else line.slope,
             fixed_bytes=None if line is None else line.at_zero,
-            budget_bytes=self._standing[-1].budget_bytes,
+            budget_bytes=self._fitting[-1].budget_bytes,
             verified=verified,
         )
 
@@ -349,35 +325,56 @@ def verifying_seconds(ceiling: MemoryCeiling) -> float:
     return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
 
 
-def _out_of_memory(report: FitReport) -> bool:
-    """Whether the size did not fit. Raises WorkloadError for a failure that no smaller batch would mend.
-
-    A crash, a hang or a missing kernel may well be of this size alone: a smaller one is tried.
-    """
-    if report.failure is not None and report.failure.kind == "user_error":
-        raise _untrainable(report, report.failure)
-    return not report.fits
-
-
-def _untrainable(report: FitReport, failure: TrialFailure) -> WorkloadError:
-    advice = " Correct it, and run again." if failure.kind == "user_error" else ""
+def _untrainable(report: FitReport, advice: str = "") -> WorkloadError:
+    assert report.failure is not None
     return WorkloadError(
         f"A batch of {report.batch_size} cannot be trained in {report.precision}: "
-        f"{failure.message.rstrip('.')}.{advice}",
-        failure.log_tail or None,
+        f"{report.failure.message.rstrip('.')}.{advice}",
+        report.failure.log_tail or None,
     )
 
 
-def _first_below(forecast: Forecast, top: int, least: float, suits: Callable[[Outcome], bool]) -> int | None:
-    """The largest size, in steps of half a percent, that is predicted to fit and to suit. None: none above `least`.
+SHM_SHARE = 0.8
+"""Of what is free in /dev/shm: other programs use it too, and a full one ends a worker with a bus error."""
 
-    Its neighbours are asked as well: memory is not monotonic, and one sample more or less decides which cached block a
-    request falls into.
+RAM_SHARE = 0.5
+"""Of the RAM that is available: the rest is for the workers themselves and the page cache that feeds them."""
+
+
+def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
+    """Bytes of the batches in flight: those asked for ahead, and one in the making per worker."""
+    return (loader.num_prefetched + loader.num_workers) * loader.batch_size * sample_bytes
+
+
+def largest_host_batch(facts: WorkloadFacts, host: HostFacts) -> int:
+    """Largest batch that the host can hold once, as a loader without workers or pinning makes it. The smallest that
+    trains is tried anyway."""
+    return max(facts.smallest_batch, int(RAM_SHARE * host.ram_available_bytes / max(1, facts.sample_bytes)))
+
+
+def fits_host(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> bool:
+    """Whether RAM and /dev/shm can hold this configuration's batches in flight.
+
+    Where batches are pinned, a page-locked copy may stand for each of those asked for ahead. PyTorch rounds page-locked
+    blocks up to a power of two: up to twice the batch.
     """
-    size = top
-    while size > least:
-        near = (forecast.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01))
-        if all(outcome is not None and suits(outcome) for outcome in near):
-            return size
-        size = int(size * 0.995)
-    return None
+    needed = prefetch_bytes(loader, sample_bytes)
+    if loader.pin_memory:
+        in_making = loader.num_workers * loader.batch_size * sample_bytes
+        needed = loader.num_pinned * loader.block_bytes(sample_bytes) + in_making
+    return needed <= RAM_SHARE * host.ram_available_bytes and shm_refusal(loader, sample_bytes, host) is None
+
+
+def shm_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
+    """Why its workers do not fit into /dev/shm, and what to do about that. None: they do, or there are none."""
+    needed, free = prefetch_bytes(loader, sample_bytes), host.shm_free_bytes
+    if loader.num_workers == 0 or free is None or needed <= SHM_SHARE * free:
+        return None
+    size, workers = math.ceil(needed / SHM_SHARE / 2**30), counted(loader.num_workers, "worker")
+    remedy = f"Start the container with --shm-size={size}g, or enlarge it: mount -o remount,size={size}g /dev/shm."
+    if not host.shm_total_bytes:
+        return f"Workers need a /dev/shm, which is missing or read-only here. {remedy}"
+    return (
+        f"{workers} at batch size {loader.batch_size} may need {bytes_text(needed)} of /dev/shm, of which "
+        f"{bytes_text(SHM_SHARE * free)} can be used. {remedy}"
+    )

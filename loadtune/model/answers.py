@@ -7,14 +7,14 @@ it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
-from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.fit import SEGMENT_SD, Prediction, ThroughputModel
 from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
 from loadtune.records.interval import Interval
 from loadtune.records.result import Part, Resource, ResourceLimit
@@ -50,49 +50,45 @@ class Proposal:
     """The setting to try next, by its place among the candidates."""
 
     index: int
-    log_rate: float
-    """Predicted, before it is tried."""
-    sd: float
-    """Of that, with the noise of one segment."""
+    predicted: Interval
+    """Samples/s of one segment."""
     expected: float
     """Its expected improvement over the best, on the logarithm; below 0: nothing else can be tried."""
-    best: int
-    """The tried setting with the highest predicted throughput."""
 
 
 def propose(
     model: ThroughputModel,
     candidates: Points,
     tried: Sequence[int],
-    seconds: Callable[[Array], Array] = np.ones_like,
+    took_s: Array | float = 1.0,
     left_s: float = math.inf,
     at_most: Array | float = math.inf,
 ) -> Proposal:
     """By expected improvement over the best setting that was tried, for each second beyond a fair share of the time.
 
-    ``tried``: places among the candidates, not empty. ``seconds``: of the candidates' samples/s, what trying each
-    takes; ``left_s``: the time for all. ``at_most``: the logarithm of a rate that none of them
-    can exceed; what is expected beyond it is no improvement.
+    ``tried``: places among the candidates, not empty. ``took_s``: seconds that trying each takes; ``left_s``: the time
+    for all. ``at_most``: the logarithm of a rate that none of them can exceed; what is expected beyond it is no
+    improvement.
 
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
     is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated. What
     was tried is not tried again: which of several that are close is the best is for the confirmation to tell.
     """
-    found = model.predict(candidates, tried)
-    column = int(found.mean[list(tried)].argmax())
-    best = tried[column]
+    best = tried[int(model.mean(candidates[list(tried)]).argmax())]
+    found = model.predict(candidates, best)
     ahead = found.mean - found.mean[best]
-    variance = found.variance + found.variance[best] - 2 * found.covariance[:, column]
-    sd = np.sqrt(np.maximum(1e-9, variance))
-    room = at_most - found.mean[best]
-    improvement = sd * (_improvement(ahead / sd) - _improvement((ahead - np.maximum(0.0, room)) / sd))
-    took_s = seconds(np.exp(found.mean))
+    sd = np.sqrt(np.maximum(1e-9, found.variance + found.variance[best] - 2 * found.covariance))
+    room = np.maximum(0.0, at_most - found.mean[best])
+    improvement = sd * (_improvement(ahead / sd) - _improvement((ahead - room) / sd))
     improvement[list(tried)] = -1.0
-    each_s = np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else np.ones_like(took_s)
+    each_s = np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else 1.0
     index = int((improvement / each_s).argmax())
-    noise = float(np.hypot(found.sd[index], SEGMENT_SD))
-    expected = float(improvement[index])
-    return Proposal(index, float(found.mean[index]), noise, expected, best)
+    return Proposal(index, of_segment(found, index), float(improvement[index]))
+
+
+def of_segment(found: Prediction, index: int) -> Interval:
+    """Samples/s that one segment is expected to show at a setting, noise included."""
+    return _interval(found.mean[index], np.hypot(found.sd[index], SEGMENT_SD))
 
 
 def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:
@@ -107,6 +103,49 @@ def _improvement(standardized: Array) -> Array:
     return np.asarray(standardized * ndtr(standardized) + density)
 
 
+class Explained(NamedTuple):
+    """What resources make of the rates of one setting, and of others."""
+
+    share: float
+    """Of the measured rate, what the resources alone give; 1 between all of them together and the slowest by itself."""
+    limits: tuple[ResourceLimit, ...]
+    """What each resource allows at the setting, the one that most probably limits first."""
+    others: list[tuple[Interval, dict[Resource, float]]]
+    """Samples/s at each other setting, and what each resource that is used allows there, in the median."""
+
+
+def explain(model: ThroughputModel, here: Points, measured_per_s: float, others: Points) -> Explained:
+    """``here``: a single setting. What the form leaves out there is left out at all others, too."""
+    points = np.concatenate([here, others])
+    theta, _ = model.draws(NUM_DRAWS, points)
+    found = demands(theta, model.job, points, with_parts=True)
+    predicted = model.predict(points)
+    spans = list(map(_interval, predicted.mean, predicted.sd))
+    needed = np.stack([found.by_resource[name] for name in RESOURCES])
+    formed = (float(np.median(1 / found.seconds[:, 0])), float(np.median(1 / needed[..., 0].max(axis=0))))
+    factor = spans[0].value / float(np.clip(spans[0].value, *formed))
+    slowest, typical = needed[..., 0].argmax(axis=0), np.median(needed, axis=1)
+    limits = [
+        ResourceLimit(
+            resource=name,
+            samples_per_s=_estimate(factor / np.maximum(needed[at, :, 0], 1e-12)),
+            probability=float(np.mean(slowest == at)),
+            shares=_shares(found, name),
+        )
+        for at, name in enumerate(RESOURCES)
+        if needed[at, :, 0].any()
+    ]
+    allowed = [
+        {name: factor / float(each) for name, each in zip(RESOURCES, column, strict=True) if each > 0}
+        for column in typical.T
+    ]
+    return Explained(
+        share=float(np.clip(measured_per_s, *formed)) / measured_per_s,
+        limits=tuple(sorted(limits, key=lambda limit: (-limit.probability, limit.samples_per_s.value))),
+        others=list(zip(spans, allowed, strict=True))[1:],
+    )
+
+
 class Changed(NamedTuple):
     """What a change would bring."""
 
@@ -117,55 +156,20 @@ class Changed(NamedTuple):
     """Mean of the gain if a change that does not gain is given up, which counts as 1."""
 
 
-def limits(model: ThroughputModel, point: Points) -> tuple[ResourceLimit, ...]:
-    """What each resource allows at one setting, the one that most probably limits first."""
-    found = _drawn(model, point)
-    needed = np.stack([_row(found.by_resource[name]) for name in RESOURCES])
-    slowest = needed.argmax(axis=0)
-    factor = _factor(model, point, found)
-    each = [
-        ResourceLimit(
-            resource=name,
-            samples_per_s=_estimate(factor / np.maximum(needed[index], 1e-12)),
-            probability=float(np.mean(slowest == index)),
-            shares=_shares(found, name),
-        )
-        for index, name in enumerate(RESOURCES)
-        if needed[index].any()
-    ]
-    return tuple(sorted(each, key=lambda limit: (-limit.probability, limit.samples_per_s.value)))
-
-
-def formed(model: ThroughputModel, point: Points) -> tuple[float, float]:
-    """Samples/s at one setting by the resources alone, in the median: (all together, the slowest by itself)."""
-    return _span(_drawn(model, point))
-
-
-def explained(span: tuple[float, float], rate: float) -> float:
-    """Of a rate, the nearest of a span of rates ÷ that rate; 1 within the span."""
-    return min(max(rate, span[0]), span[1]) / rate
-
-
-def change(
-    model: ThroughputModel,
-    point: Points,
-    to: Points | None = None,
-    job: Job | None = None,
-    base: Job | None = None,
-) -> Changed:
+def change(model: ThroughputModel, point: Points, to: Points, job: Job, base: Job | None = None) -> Changed:
     """At another setting (``to``), of another job (``job``: other samples, cores or computing), or of
     both. What the form leaves out at a setting is kept, and is less certain where the job changes; but nothing trains
     faster than its steps without a loader. ``base``: the job that the gain is over. None: that of the model.
     """
-    to, job, base = to or point, job or model.job, base or model.job
-    theta, rest = model.draws(NUM_DRAWS, Points.joined(point, to))
-    before = rest[:, 0] - np.log(_row(demands(theta, base, point).seconds))
+    base = base or model.job
+    theta, rest = model.draws(NUM_DRAWS, np.concatenate([point, to]))
+    before = rest[:, 0] - np.log(demands(theta, base, point).seconds[:, 0])
     then = demands(theta, job, to)
-    after = rest[:, 1] - np.log(_row(then.seconds))
+    after = rest[:, 1] - np.log(then.seconds[:, 0])
     if job is not base:
-        sd = np.hypot(CHANGED * model.scale, FAR * np.log(_row(demands(theta, base, to).seconds / then.seconds)))
+        sd = np.hypot(CHANGED * model.scale, FAR * np.log((demands(theta, base, to).seconds / then.seconds)[:, 0]))
         after = after + sd * np.random.default_rng(1).standard_normal(NUM_DRAWS)
-    after = np.minimum(after, -np.log(_row(then.compute)))
+    after = np.minimum(after, -np.log(then.compute[:, 0]))
     gains = np.exp(after - before)
     return Changed(_estimate(np.exp(after)), _estimate(gains), float(np.maximum(1.0, gains).mean()))
 
@@ -177,53 +181,18 @@ def best_of(model: ThroughputModel, points: Points, job: Job) -> int:
     return int(np.argmax(model.mean(points) - np.log(ratio)))
 
 
-def predicted(model: ThroughputModel, points: Points) -> list[Interval]:
-    """Samples/s at each of some settings."""
-    found = model.predict(points)
-    spans = [np.exp(mean + np.array([-1.96, 0.0, 1.96]) * sd) for mean, sd in zip(found.mean, found.sd, strict=True)]
-    return [Interval(value=float(middle), low=float(low), high=float(high)) for low, middle, high in spans]
-
-
-def allowed(model: ThroughputModel, points: Points, at: Points) -> list[dict[Resource, float]]:
-    """Samples/s that each resource allows at each of some settings, in the median, without those that are not used.
-
-    What is left out is that of one setting, ``at``, for all of them.
-    """
-    factor = _factor(model, at, _drawn(model, at))
-    found = _drawn(model, points).by_resource
-    shape = (NUM_DRAWS, len(points))
-    needed = {name: np.median(np.broadcast_to(found[name], shape), axis=0) for name in RESOURCES}
-    return [
-        {name: factor / float(needed[name][place]) for name in RESOURCES if needed[name][place] > 0}
-        for place in range(len(points))
-    ]
-
-
-def _drawn(model: ThroughputModel, points: Points) -> Demands:
-    return demands(model.draws(NUM_DRAWS)[0], model.job, points, with_parts=True)
-
-
-def _factor(model: ThroughputModel, point: Points, found: Demands) -> float:
-    """Predicted throughput ÷ the nearest that the resources explain."""
-    return 1 / explained(_span(found), float(np.exp(model.predict(point).mean[0])))
-
-
-def _span(found: Demands) -> tuple[float, float]:
-    slowest = np.max([_row(needed) for needed in found.by_resource.values()], axis=0)
-    return float(np.median(1 / _row(found.seconds))), float(np.median(1 / slowest))
-
-
 def _shares(found: Demands, resource: Resource) -> dict[Part, float]:
-    medians = {part: float(np.median(_row(seconds))) for part, seconds in found.parts[resource].items()}
+    """At the first setting."""
+    medians = {part: float(np.median(seconds[..., 0])) for part, seconds in found.parts[resource].items()}
     total = sum(medians.values())
     return {part: seconds / total for part, seconds in medians.items() if seconds > 0}
 
 
-def _row(values: Array) -> Array:
-    """Of a single setting: one value a draw."""
-    return np.broadcast_to(values, (NUM_DRAWS, 1))[:, 0]
+def _interval(log_rate: float, sd: float) -> Interval:
+    low, rate, high = (math.exp(log_rate + times * sd) for times in (-1.96, 0, 1.96))
+    return Interval(value=rate, low=low, high=high)
 
 
-def _estimate(draws: Sequence[float] | Array) -> Interval:
+def _estimate(draws: Array) -> Interval:
     low, middle, high = np.quantile(draws, QUANTILES)
     return Interval(value=float(middle), low=float(low), high=float(high))

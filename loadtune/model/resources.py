@@ -36,7 +36,7 @@ loading and pinning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class Job:
     changes: tuple[str, ...] = ()
     """Names of the changes of the code in this job."""
     changed: tuple["Job", ...] = ()
-    """The same job with changes of the code, which `Points.code` counts from 1 on."""
+    """The same job with changes of the code, which a point counts from 1 on."""
     syncing: frozenset[str] = frozenset()
     """Recipes in which every step waits for the device: fp16 with GradScaler and an optimizer that is not fused."""
 
@@ -86,32 +86,11 @@ class Job:
         return (self, *self.changed)
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Settings as arrays of one length."""
+POINT = np.dtype([("batch_size", float), ("num_workers", float), ("pinned", bool), ("recipe", int), ("code", int)])
+"""A setting; recipe and code are places among ``Job.compute`` and `Job.codes`."""
 
-    batch_size: Array
-    num_workers: Array
-    pinned: NDArray[np.bool_]
-    recipe: NDArray[np.int64]
-    """Index into the job's recipes."""
-    code: NDArray[np.int64]
-    """Index into `Job.codes`."""
-
-    def __len__(self) -> int:
-        return len(self.batch_size)
-
-    def at(self, places: Sequence[int]) -> "Points":
-        index = np.array(places, int)
-        return Points(*(column[index] for column in self._columns))
-
-    @staticmethod
-    def joined(*parts: "Points") -> "Points":
-        return Points(*(np.concatenate(columns) for columns in zip(*(part._columns for part in parts), strict=True)))
-
-    @property
-    def _columns(self) -> tuple[NDArray[Any], ...]:
-        return self.batch_size, self.num_workers, self.pinned, self.recipe, self.code
+Points = NDArray[np.void]
+"""Settings: an array of `POINT`."""
 
 
 PRIORS: Mapping[str, Prior] = {
@@ -157,11 +136,11 @@ def compute_s(job: Job, points: Points, small: Array) -> Array:
     alone, below = np.empty(len(points)), np.empty(len(points))
     curves = {(c, r): curve for c, each in enumerate(job.codes) for r, curve in enumerate(each.compute.values())}
     for (code, recipe), curve in curves.items():
-        at = (points.code == code) & (points.recipe == recipe)
+        at = (points["code"] == code) & (points["recipe"] == recipe)
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
-        wanted = np.log(points.batch_size[at])
+        wanted = np.log(points["batch_size"][at])
         below[at] = np.maximum(0.0, sizes[0] - wanted)
-        alone[at] = np.interp(wanted, sizes, seconds) + _beyond(curve, points.batch_size[at])
+        alone[at] = np.interp(wanted, sizes, seconds) + _beyond(curve, points["batch_size"][at])
     return np.exp(alone + np.minimum(1.0, small) * below)
 
 
@@ -198,29 +177,26 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
     """At these parameters, which are logarithms: of shape (P,), or (n, P) for n rows of demands at once."""
     values = np.exp(theta)
     value = {name: values[..., at, None] for at, name in enumerate(PRIORS)}
-    slower = values[..., len(PRIORS) :][..., points.recipe]
-    b, w = points.batch_size, points.num_workers
-    in_process = w == 0
-    codes = job.codes
-    sample_s, cpu_s, sample_bytes = np.array([(j.sample_s, j.sample_cpu_s, j.sample_bytes) for j in codes])[
-        points.code
-    ].T
+    b, w, pinned, recipe, code = (points[name] for name in POINT.names or ())
+    slower, in_process, gpu = values[..., len(PRIORS) + recipe], w == 0, job.on_gpu
+    known = np.array([(each.sample_s, each.sample_cpu_s, each.sample_bytes) for each in job.codes])
+    sample_s, cpu_s, sample_bytes = known[code].T
     wait_s = np.maximum(0.0, sample_s - cpu_s)
     load_s = cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
     send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
     compute = compute_s(job, points, value["small"])
     alone_s = compute * slower
-    none, gpu = np.zeros(len(b)), job.on_gpu
-    syncs = np.array([[recipe in each.syncing for recipe in job.compute] for each in codes])[points.code, points.recipe]
+    none = np.zeros(len(b))
+    syncs = np.array([[name in each.syncing for name in job.compute] for each in job.codes])[code, recipe]
     sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
-    rate = np.where(points.pinned, value["copy_rate"], value["unpinned_rate"])
+    rate = np.where(pinned, value["copy_rate"], value["unpinned_rate"])
     copy_s = sample_bytes / rate if gpu else none
     launch_s = value["launch"] / b if gpu else none
-    pins = points.pinned & gpu
+    pins = pinned & gpu
     lock_s, hand_s = np.where(pins, sample_bytes / value["pin_rate"], 0.0), value["hand_cost"] / b
     core_s = np.where(in_process, 0.0, launch_s + hand_s + send_s + lock_s)
     if gpu:  # copying from pageable memory is the CPU's work
-        core_s = core_s + np.where(points.pinned | in_process, 0.0, copy_s)
+        core_s = core_s + np.where(pinned | in_process, 0.0, copy_s)
     n, crowding, stolen = value["sharpness"], np.ones(len(b)), np.zeros(len(b))
     pin_s = np.where(pins & ~in_process, lock_s + hand_s, 0.0)
     pin_busy = pin_s / np.maximum(alone_s, pin_s)
@@ -275,4 +251,5 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
             "device": {"computing": alone_s, "copying": copy_s, "synchronizing": waits_s},
         }
     cpu = np.where(in_process, 0.0, loads_s + send_s)
-    return Demands(each, parts, seconds, make, device_s, each["pinning"], cpu, compute)
+    by_resource = dict(zip(each, needed, strict=True))
+    return Demands(by_resource, parts, seconds, make, device_s, by_resource["pinning"], cpu, compute)

@@ -78,7 +78,7 @@ def doubt_of(result: TuningResult, winner: Winner) -> str | None:
     finalist = finalist_of(result, winner.config)
     if finalist is not None and finalist.unconfirmed is not None:
         return finalist.unconfirmed.explanation
-    if not was_confirmed_whole(result):
+    if not result.confirmed_whole:
         return f"the run was cut short before every run of the confirmation was made ({result.cut_short})."
     return None
 
@@ -87,11 +87,6 @@ def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:
     """What ``DataLoader`` takes, without the batch size where the user's batch sampler or dataset makes the batches."""
     fixed = result.facts is not None and result.facts.fixed_batch_size is not None
     return {name: value for name, value in config.loader.kwargs().items() if not (fixed and name == "batch_size")}
-
-
-def was_confirmed_whole(result: TuningResult) -> bool:
-    """Whether every run of the confirmation that was planned was made, also where the run was cut short later."""
-    return result.cut_short is None or result.confirmed_whole
 
 
 def finalist_of(result: TuningResult, config: TrialConfig) -> Finalist | None:

@@ -18,9 +18,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 MemoryFormat = Literal["contiguous", "channels_last"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
-OptionalDimension = Literal["prefetch_factor", "compile"]
-"""Searched where ``--tune`` names them; else PyTorch's default holds. ``compile`` is decided with the recipe, once per
-precision."""
+OptionalDimension = Literal["compile"]
+"""Searched where ``--tune`` names it; else PyTorch's default holds. Decided with the recipe, once per precision."""
 OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
 
 Dimension = Literal[
@@ -246,7 +245,7 @@ class LiveObjects:
     """The caller's objects on their way to the training process. Never stored."""
 
     pickled: bytes
-    """The objects, pickled by `loadtune.workload.live`."""
+    """The objects, pickled by `loadtune.workload.build`."""
     search_path: tuple[str, ...]
     """The caller's ``sys.path``, absolute: where the modules that define the objects are found."""
 
@@ -304,9 +303,6 @@ class TuneConfig:
         default="all that is free",
         least=1024**2,
     )
-    ranks_per_node: int = _limit(
-        1, "Measure one rank of N that share this machine: cores, RAM and /dev/shm are divided by N.", least=1
-    )
     precisions: tuple[Precision, ...] | None = _search(
         None,
         "Precisions to try; repeat, or join by commas.",
@@ -315,7 +311,7 @@ class TuneConfig:
         allowed=PRECISIONS,
     )
     tune: tuple[OptionalDimension, ...] = _search(
-        (), "Search this setting as well; repeat, or join by commas.", default="none", allowed=OPTIONAL_DIMENSIONS
+        (), "Search this setting as well.", default="none", allowed=OPTIONAL_DIMENSIONS
     )
     fix: tuple[Fixed, ...] = _search(
         (),

@@ -117,8 +117,6 @@ class WorkloadFacts:
     """The precisions that this device computes natively, fp32 first."""
     min_batch_size: int
     """Smallest batch that the model trains on: 2 if it raises at 1, as batch normalisation does, else 1."""
-    start_method: str
-    """How DataLoader starts its workers on this platform: fork, forkserver or spawn."""
     device_name: str
     memory_capacity_bytes: int
     """Total memory of the device; on CPU the RAM limit in force."""
@@ -129,7 +127,7 @@ class WorkloadFacts:
     """CPU seconds of that; the rest is waiting for storage, a network or a timer. None: not measured."""
     code: tuple[CodePart, ...] = ()
     torchvision: str | None = None
-    """None: not installed, or not known."""
+    """Its version. None: the job does not use it."""
     own_loader: LoaderConfig | None = None
     """Settings of the user's own ``DataLoader``. None: the workload names a dataset."""
     loader_class: str | None = None

@@ -5,7 +5,7 @@ All bytes are of the device's memory, each storage counted once and rounded up a
 
 from dataclasses import dataclass, fields
 
-from loadtune.records.config import OptimizerName, Precision, Recipe
+from loadtune.records.config import Precision
 
 # CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
 _BLOCK_BYTES = 512
@@ -56,8 +56,6 @@ class StepAccount:
     """Of one sample, without the batch dimension."""
     estimated: bool
     """True: worked out from shapes, nothing was run. False: measured."""
-    num_checkpointed_blocks: int = 0
-    """Blocks of the model that were computed a second time in the backward pass. 0: no activation checkpointing."""
     num_parameters: int
     largest: MemoryLines
     """Each line at its own largest within the step; they are not all largest at the same moment."""
@@ -78,19 +76,7 @@ class StepAccount:
         return self.peak_bytes - self.at_peak.total_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepVariant:
-    """A step to be measured: the workload's own, or changed in one respect or more."""
-
-    recipe: Recipe
-    batch_size: int
-    optimizer: OptimizerName | None = None
-    """None: the workload's."""
-    checkpoint: bool = False
-    """Whether the model's blocks run under activation checkpointing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LayerFootprint:
     """One layer in the order of calls; a layer called twice comes twice."""
 
@@ -98,11 +84,11 @@ class LayerFootprint:
     """Path within the model; ``(loss)`` for what comes after it."""
     kind: str
     """Its class."""
-    output_shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...] | None = None
     """Of the first tensor it returns. None: it returns none."""
     num_parameters: int
     """Of its own. Each parameter counts once: a layer that is called again has 0 from its second row on."""
-    kept_bytes: int
+    kept_bytes: int = 0
     """What autograd keeps on account of this layer and no earlier one kept already."""
 
 
@@ -121,23 +107,6 @@ class BatchEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """The step with one thing changed."""
-
-    name: str
-    """What was changed: ``bf16 (AMP)``. The first row is the step as given."""
-    peak_bytes: int | None = None
-    """None: the model does not take it, or there is no room to measure it; `remark` says so."""
-    step_s: float | None = None
-    """None: not run."""
-    largest_batch: int | None = None
-    """That the memory allows, an estimate in any case. None: no memory was named, or it cannot be said."""
-    estimated: bool
-    """Whether `peak_bytes` is."""
-    remark: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintReport:
     """What ``loadtune memory`` found."""
 
@@ -149,12 +118,3 @@ class FootprintReport:
     """Empty: not asked for."""
     largest_batch: BatchEstimate | None = None
     """None: no memory was named."""
-    what_if: tuple[WhatIf, ...] = ()
-    """Empty: not asked for."""
-    memory_bytes: int | None = None
-    """That the largest batches are for: as named, or what the GPU has free. None: neither."""
-
-    @property
-    def error_fraction(self) -> float | None:
-        """By how much the estimated peak is above the measured one. None: not both are there."""
-        return None if self.estimate is None else self.estimate.peak_bytes / self.account.peak_bytes - 1

@@ -48,12 +48,10 @@ runs of 0.3 s steps with a serial correlation of 0.5, the intervals of 93% hold 
 def half_width_fraction(samples: Sequence[float], seconds: Sequence[float]) -> float | None:
     """Half width of the interval of sum(samples) ÷ sum(seconds), as a share of it, from one pair of numbers a window.
 
-    Batch means (Law & Kelton, Simulation Modeling and Analysis): each window is a batch of steps. Its error is the
-    surplus of its samples over what the mean rate makes in its seconds, so that windows of unequal length count by
-    their length. Windows that share their luck with their neighbours would make that interval too narrow; therefore it
-    is the wider of two, of single windows and of as many merged as the cube root of their number, as which the best
-    batch grows (Flegal & Jones 2010). And it is wider by `ALLOWANCE` ÷ their number. None: fewer than two windows, or
-    no samples.
+    Batch means (Law & Kelton, Simulation Modeling and Analysis): the error of a window is the surplus of its samples
+    over what the mean rate makes in its seconds. Windows that share their luck with their neighbours would make the
+    interval too narrow: it is the wider of two, of single windows and of as many merged as the cube root of their
+    number (Flegal & Jones 2010), and wider by `ALLOWANCE` ÷ their number. None: fewer than two windows, or no samples.
     """
     total = math.fsum(samples)
     if len(samples) < 2 or total <= 0:

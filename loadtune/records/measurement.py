@@ -85,65 +85,59 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     workers, where whoever takes was always busy: batches that pile up there are no throughput either. What the steps
     alone would have consumed: where they hardly waited, a growing queue is no credit.
     """
-    consumed = float(sum(w.num_samples for w in windows))
-    steps = sum(w.num_steps for w in windows)
+    consumed, (seconds, waited, steps) = float(sum(w.num_samples for w in windows)), _sums(windows)
     grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
     if len(grown) < len(windows) or steps == 0:
         return consumed
     made = consumed * (1 + math.fsum(grown) / steps)
-    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
     taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
-    return max(0.0, min(made, taken, _taken_over_samples(windows)))
+    return max(0.0, min(made, taken, consumed / steps * _collectable(windows)))
 
 
-def _without_rest(windows: Sequence[Window]) -> list[Window]:
+def _sums(windows: Sequence[Window]) -> tuple[float, float, int]:
+    """(Seconds, seconds of waiting, steps.)"""
+    return sum(w.seconds for w in windows), sum(w.wait_s for w in windows), sum(w.num_steps for w in windows)
+
+
+def _busy(windows: Sequence[Window]) -> list[Window]:
     """Windows in which whoever takes batches from the workers was always busy. Empty: less than half of the time."""
     busy = [w for w in windows if (w.least_unpinned or w.least_untaken or 0) > 0 and w.num_collected is not None]
-    return busy if sum(w.seconds for w in busy) >= sum(w.seconds for w in windows) / 2 else []
+    return busy if _sums(busy)[0] >= _sums(windows)[0] / 2 else []
 
 
-def _taken_over_samples(windows: Sequence[Window]) -> float:
-    """Samples that could have been collected from the workers in all windows, at the rate of the busy ones.
-
-    No fewer than were collected. Infinite where whoever collects was idle, or was not watched: no bound then.
-    """
-    busy = _without_rest(windows)
-    busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
-    if busy_s <= 0 or steps == 0:
-        return math.inf
-    samples_a_step = sum(w.num_samples for w in windows) / steps
-    return samples_a_step * max(_could_take(busy) * sum(w.seconds for w in windows) / busy_s, _could_take(windows))
+def _num_collected(windows: Sequence[Window]) -> int:
+    return sum(window.num_collected or 0 for window in windows)
 
 
-def _could_take(windows: Sequence[Window]) -> float:
-    """Batches that could be collected from the workers in the time of these windows.
+def _collectable(windows: Sequence[Window]) -> float:
+    """Batches that could have been collected from the workers in all windows, at the rate of the busy ones; no fewer
+    than were collected. Infinite where whoever collects was idle, or was not watched: no bound then.
 
     Without a pinning thread the training process collects while it seems to wait, and trains in the rest of the time.
     """
-    num_taken = _count_taken_over(windows)
-    if any(w.num_pinned is not None for w in windows):
-        return num_taken
-    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
-    steps = sum(w.num_steps for w in windows)
-    return seconds / (waited / num_taken + (seconds - waited) / steps) if num_taken > 0 and seconds > 0 else math.inf
 
+    def at_once(some: Sequence[Window]) -> float:
+        collected, (seconds, waited, steps) = _num_collected(some), _sums(some)
+        if any(w.num_pinned is not None for w in some):
+            return collected
+        return seconds / (waited / collected + (seconds - waited) / steps) if collected else math.inf
 
-def _count_taken_over(windows: Sequence[Window]) -> int:
-    return sum(window.num_collected or 0 for window in windows)
+    busy = _busy(windows)
+    return max(at_once(busy) * _sums(windows)[0] / _sums(busy)[0], at_once(windows)) if busy else math.inf
 
 
 def sample_tokens(windows: Sequence[Window]) -> float | None:
     """Mean tokens of a sample, padding included. None: batches are no text."""
-    counted = [(w.num_tokens, w.num_samples) for w in windows if w.num_tokens is not None]
-    num_samples = sum(samples for _, samples in counted)
-    return sum(tokens for tokens, _ in counted) / num_samples if num_samples else None
+    texts = [window for window in windows if window.num_tokens is not None]
+    num_samples = sum(window.num_samples for window in texts)
+    return sum(window.num_tokens or 0 for window in texts) / num_samples if num_samples else None
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:
     """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
     if not windows:
         raise ValueError("no windows: nothing was measured")
-    return delivered_samples(windows) / sum(w.seconds for w in windows)
+    return delivered_samples(windows) / _sums(windows)[0]
 
 
 def half_width_fraction(windows: Sequence[Window]) -> float | None:
@@ -153,16 +147,16 @@ def half_width_fraction(windows: Sequence[Window]) -> float | None:
     batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
     """
     width = interval.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
-    num_taken = _count_taken_over(_without_rest(windows))
-    if width is None or not num_taken or _taken_over_samples(windows) > delivered_samples(windows):
+    if width is None or not (collected := _num_collected(_busy(windows))):
         return width
-    return max(width, 1 / num_taken)
+    samples_a_step = sum(w.num_samples for w in windows) / _sums(windows)[2]
+    is_limit = samples_a_step * _collectable(windows) <= delivered_samples(windows)
+    return max(width, 1 / collected) if is_limit else width
 
 
 FailureKind = Literal[
     "oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss", "too_slow"
 ]
-
 
 MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
 """The device's memory, the RAM or /dev/shm ran out."""
@@ -209,20 +203,6 @@ def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerShare:
-    """One worker's part in a run, first window to last. Workers deliver in turn, in the order of their numbers."""
-
-    wait_s: float = 0.0
-    """What the training process waited for them, all together."""
-    max_wait_s: float = 0.0
-    num_made: int = 0
-    """Batches it made, also those that were not delivered. Without the first, for which a worker opens its files."""
-    made_s: float = 0.0
-    """Seconds of `num_made` by the worker's own clock, without collating and sending."""
-    max_made_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """What the training says of one timed run of training steps, first window to last."""
 
@@ -233,8 +213,8 @@ class TrainingRun:
     """The part of it until all workers were ready."""
     peak_allocated_bytes: int | None = None
     """None on CPU."""
-    workers: tuple[WorkerShare, ...] = ()
-    """In the order of their numbers. Empty: 0 workers."""
+    batch_s: float = 0.0
+    """Seconds in which a worker made a batch, by its own clock, mean over all. 0: there is none, or it tells none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +230,6 @@ class Measurement:
     telemetry: Telemetry | None = None
     noisy: bool = False
     """It did not settle in time: it was measured while memory pages were locked or steps skipped."""
-    workers: tuple[WorkerShare, ...] = ()
-    """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
     repeated: bool = False
     """Whether it was run again, because other processes disturbed it; this is the quieter of the two."""
     epoch_samples: int | None = None
@@ -259,7 +237,7 @@ class Measurement:
     restart_s: float = 0.0
     """Seconds that the start of workers adds to every epoch. 0: they outlive it, or there are none."""
     refill_s: float = 0.0
-    """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: there are no workers."""
+    """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: no workers, or not known."""
 
     @property
     def samples_per_s(self) -> float:

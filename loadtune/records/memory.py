@@ -8,14 +8,16 @@ from loadtune.records.config import Precision, Recipe
 from loadtune.records.measurement import TrialFailure
 from loadtune.units import MISSING, bytes_text
 
+NUM_STEPS = 3
+"""Full ones: the first makes the optimizer's state, and the last repeats what every later step does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTry:
-    """One batch size to be trained for a few steps, from a fresh state."""
+    """One batch size to be trained for `NUM_STEPS` steps, from a fresh state."""
 
     recipe: Recipe
     batch_size: int
-    num_steps: int = 3
     trace: bool = False
     """Also record what is asked of the allocator, where the device has one that tells."""
     verify: bool = False
@@ -79,10 +81,7 @@ class FitReport:
 
 
 CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory"]
-"""What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
-memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches
-of one size only, ``--max-batch-size``, or the RAM and /dev/shm that hold prefetched batches."""
-
+"""What keeps the batch from being larger."""
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "memory",

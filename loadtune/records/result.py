@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import loadtune
 from loadtune.records.config import Precision, TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around
@@ -59,18 +60,6 @@ class RooflinePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateBatches:
-    """Batches that came late, and held up others that were ready, because batches are delivered in order."""
-
-    by: Literal["worker", "samples"]
-    """``worker``: one worker process is slow in all it makes; ``samples``: single batches are, whoever makes them."""
-    ratio: float
-    """Seconds a batch of that worker, or of the longest batch, ÷ the usual ones."""
-    wait_fraction: float
-    """Of all time blocked in ``next(loader)``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
     """Of the winner."""
 
@@ -85,8 +74,6 @@ class Bottleneck:
     holds: bool
     """Whether the model describes this job. False: its predictions missed too often, or its resources give another
     throughput than was measured; then no resource is named."""
-    late: LateBatches | None
-    """None: no worker and no batch stood out in most of its runs."""
     limits: tuple[ResourceLimit, ...]
     """The one that limits most probably comes first."""
     changes: tuple[PredictedChange, ...]
@@ -137,8 +124,6 @@ class TriedRemedy:
     """What changes for training: pixels, order, memory."""
     code: str
     """Lines of Python to paste."""
-    base: TrialConfig
-    """What it was compared with: the best configuration, with the remedies that were kept before."""
     config: TrialConfig
     """With the remedy."""
     predicted: Interval | None = None
@@ -152,24 +137,11 @@ class TriedRemedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """One remedy that was not worth trying."""
-
-    name: str
-    reason: str | None
-    """As a clause: ``the dataset has __getitems__``. None: the expected gain is too small."""
-    predicted: Interval | None = None
-    """Throughput with it ÷ without it. None: it does not apply, or the model does not know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
     """Of the best configuration."""
 
     tried: tuple[TriedRemedy, ...] = ()
     """Those that were tried, in order."""
-    left_out: tuple[LeftOut, ...] = ()
-    """The others, on top of what was kept."""
     config: TrialConfig | None = None
     """The best configuration with all remedies that were kept. None: none was."""
     samples_per_s: Interval | None = None
@@ -185,21 +157,27 @@ TrialOrigin = Literal["yours", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One configuration that was tried. Exactly one of measurement and failure is set."""
+class Attempt:
+    """A configuration that was run. Exactly one of measurement and failure is set."""
 
-    number: int
     config: TrialConfig
-    origin: TrialOrigin
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
-    predicted: Interval | None = None
-    """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
     @property
     def outcome(self) -> Measurement | TrialFailure | None:
         """What came of it."""
         return self.measurement or self.failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Attempt):
+    """One configuration that was tried."""
+
+    number: int
+    origin: TrialOrigin
+    predicted: Interval | None = None
+    """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
 
 UnconfirmedReason = Literal["failed", "non_finite_loss", "wide_interval", "above_compute_only"]
@@ -311,7 +289,7 @@ class TuningResult:
     finalists: tuple[Finalist, ...] = ()
     """The user's own configuration among them, where it runs."""
     confirmed_whole: bool = False
-    """Whether the confirmation went to its end, also where the run was cut short after it."""
+    """Whether the confirmation went to its end. The run may have been cut short after it."""
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     """Set where the user gave a batch size."""
@@ -324,9 +302,7 @@ class TuningResult:
 
     def __repr__(self) -> str:
         """What `loadtune run` prints at its end."""
-        from loadtune.adopt import answer_text
-
-        return answer_text(self)
+        return loadtune.answer_text(self)
 
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it
@@ -338,9 +314,7 @@ class TuningResult:
         dataset makes the batches keeps them. Warns with UserWarning where the answer is not confirmed, as
         `best_loader_kwargs` does. Raises ResultError where there is no answer.
         """
-        from loadtune.adopt import apply
-
-        return apply(self, loader, keep_batch_size=keep_batch_size)
+        return loadtune.apply(self, loader, keep_batch_size=keep_batch_size)
 
     def compute_only(self, precision: Precision) -> ComputePoint | None:
         """The fastest, at any batch size, under the recipe that this precision is trained with.

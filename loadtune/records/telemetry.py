@@ -35,7 +35,6 @@ class Telemetry:
     """Duty cycle: share of time in which any kernel ran. 1.0 does not mean the chip is full; 0.5: it idles half."""
     gpu_sm_activity_fraction: float | None = None
     """Share of the SMs that had work, over time: how full the chip is, which the duty cycle does not say. Hopper on."""
-    gpu_sm_clock_hz: float | None = None
     gpu_others_sm_fraction: float | None = None
     """Share of the SMs' time that other processes took. Above 0: the figures are not of this training alone."""
     cpu_utilization_fraction: float | None = None
@@ -49,8 +48,6 @@ class Telemetry:
     blocks of earlier runs are in it, other processes that they started are not."""
     workers_cpu_cores: float | None = None
     """All workers together. Near their number: they are the bottleneck."""
-    ram_used_bytes: int | None = None
-    """At its peak: limit less available, under every limit in force."""
     disk_read_bytes_per_s: float | None = None
     """What was fetched from storage. 0: all came from the page cache. Not in it: what FUSE file systems fetch."""
     file_read_bytes_per_s: float | None = None

@@ -6,13 +6,14 @@ and claims no difference that the runs of both sides do not show.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from loadtune.errors import ResultError
-from loadtune.records.answer import finalist_of, was_confirmed_whole
-from loadtune.records.facts import HostFacts, WorkloadFacts
-from loadtune.records.interval import Interval, around, spread_between, students_t
+from loadtune.records.answer import doubt_of, finalist_of
+from loadtune.records.facts import HostFacts
+from loadtune.records.interval import Interval, spread_between, students_t
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.tables import Section, Table, View, confirmed_row
@@ -65,6 +66,8 @@ _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_fr
 
 _BESIDE_THE_STEP = ("data_root", "seed", "objects")
 """Of a `WorkloadSpec`: what does not make another training step of it."""
+_OF_THE_STEP = ("input_shape", "input_dtype", "num_classes", "num_parameters")
+"""Of `WorkloadFacts`: what the names of a workload may hide."""
 
 
 def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool = False) -> Comparison:
@@ -72,17 +75,23 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
 
     Raises ResultError where the two trained different things.
     """
-    _refuse_other_steps(before, after)
-    results = (before, after)
-    winners = [result.best_at_your_batch if keep_batch_size else result.best for result in results]
-    old, new = (_mean(result, winner) for result, winner in zip(results, winners, strict=True))
+    known = before.facts is not None and after.facts is not None
+    if found := _changes(_trained(before, known), _trained(after, known)):
+        given = [["not given" if value is None else value for value in (c.before, c.after)] for c in found]
+        listed = "; ".join(f"{c.name}: {old} and {new}" for c, (old, new) in zip(found, given, strict=True))
+        raise ResultError(
+            f"The two results are not of one workload ({listed}). Throughput of different training steps cannot"
+            " be compared. Name two results of the same dataset, model, image size, classes and optimizer."
+        )
+    first, second = (result.best_at_your_batch if keep_batch_size else result.best for result in (before, after))
+    old, new = _mean(before, first), _mean(after, second)
     return Comparison(
         workload=before.config.workload.title,
-        before=_side(before, winners[0]),
-        after=_side(after, winners[1]),
+        before=_side(before, first),
+        after=_side(after, second),
         ratio=ratio_of(old, new) if old and new else None,
         changes=_changes(_around(before), _around(after)),
-        notes=tuple(_notes(before, after, winners)),
+        notes=(*_notes("first", before, first), *_notes("second", after, second)),
     )
 
 
@@ -94,7 +103,7 @@ def view(found: Comparison) -> View:
     if found.ratio is not None:
         told_apart = ": not told apart" if found.ratio.holds(1.0) else ""
         ratio = f"The second is {gain_text(found.ratio)} of the first{told_apart}."
-    names = dict.fromkeys(name for side in sides for name in side.figures)
+    names = found.before.figures | found.after.figures
     figures = ((name, *(side.figures.get(name, MISSING) for side in sides)) for name in names)
     winners = Table(
         title="Winners",
@@ -109,10 +118,7 @@ def view(found: Comparison) -> View:
     return View(
         title=f"{found.workload}: {found.before.created} → {found.after.created}",
         tables=(winners, changes),
-        sections=(
-            Section(title="Throughput", lines=(ratio,)),
-            Section(title="Notes", lines=(*found.notes, *same)),
-        ),
+        sections=(Section(title="Throughput", lines=(ratio,)), Section(title="Notes", lines=(*found.notes, *same))),
     )
 
 
@@ -122,8 +128,7 @@ def _shown(name: str, value: Value) -> str:
     return bytes_text(value) if name.endswith("_bytes") and not isinstance(value, str) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(NamedTuple):
     """Of repeated runs of one configuration."""
 
     value: float
@@ -135,18 +140,12 @@ class Mean:
     def half_width_fraction(self) -> float | None:
         return None if self.variance is None else students_t(self.degrees_of_freedom) * math.sqrt(self.variance)
 
-    @property
-    def interval(self) -> Interval:
-        return around(self.value, self.half_width_fraction)
-
 
 def mean_of(runs: Sequence[Measurement], among: Sequence[Sequence[Measurement]] = ()) -> Mean:
     """Mean rate. The spread is pooled over the configurations ``among`` which it is one."""
     mean = statistics.fmean(run.samples_per_s for run in runs)
     spread = spread_between([[run.samples_per_s for run in each] for each in among or [runs]])
-    if spread is None:
-        return Mean(mean, None)
-    return Mean(mean, spread.relative_sd**2 / len(runs), spread.degrees_of_freedom)
+    return Mean(mean, spread.relative_sd**2 / len(runs), spread.degrees_of_freedom) if spread else Mean(mean, None)
 
 
 def ratio_of(before: Mean, after: Mean) -> Interval:
@@ -166,27 +165,11 @@ def ratio_of(before: Mean, after: Mean) -> Interval:
     return Interval(value=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
 
 
-def _refuse_other_steps(before: TuningResult, after: TuningResult) -> None:
-    found = _changes(_step(before), _step(after))
-    if before.facts and after.facts and not found:
-        found = _changes(_tensors(before.facts), _tensors(after.facts))
-    if found:
-        given = [["not given" if value is None else value for value in (c.before, c.after)] for c in found]
-        listed = "; ".join(f"{c.name}: {old} and {new}" for c, (old, new) in zip(found, given, strict=True))
-        raise ResultError(
-            f"The two results are not of one workload ({listed}). Throughput of different training steps cannot"
-            " be compared. Name two results of the same dataset, model, image size, classes and optimizer."
-        )
-
-
-def _step(result: TuningResult) -> dict[str, Value]:
+def _trained(result: TuningResult, with_facts: bool) -> dict[str, Value]:
     """What makes the training step: where it differs, throughputs cannot be compared."""
     spec = result.config.workload
-    return {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in _BESIDE_THE_STEP}
-
-
-def _tensors(facts: WorkloadFacts) -> dict[str, Value]:
-    return {name: str(getattr(facts, name)) for name in ("input_shape", "input_dtype", "num_classes", "num_parameters")}
+    named = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in _BESIDE_THE_STEP}
+    return named | ({name: str(getattr(result.facts, name)) for name in _OF_THE_STEP} if with_facts else {})
 
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
@@ -212,13 +195,9 @@ def _around(result: TuningResult) -> dict[str, Value]:
 
 def _side(result: TuningResult, winner: Winner | None) -> Side:
     row = {} if winner is None else confirmed_row(result, winner.config, winner)
-    return Side(
-        created=result.created,
-        hostname=result.host.hostname,
-        device=result.device.name,
-        winner=winner,
-        figures={name: cell.text for name, cell in row.items()},
-    )
+    figures = {name: cell.text for name, cell in row.items()}
+    device, hostname = result.device.name, result.host.hostname
+    return Side(created=result.created, hostname=hostname, device=device, winner=winner, figures=figures)
 
 
 def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
@@ -227,12 +206,11 @@ def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
     return mean_of(finalist.runs, [each.runs for each in result.finalists]) if finalist else None
 
 
-def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner | None]) -> Iterator[str]:
-    for which, result, winner in zip(("first", "second"), (before, after), winners, strict=True):
-        why = f" was cut short: {result.cut_short.rstrip('.')}" if result.cut_short else " went to its end"
-        if winner is None and result.best is not None:
-            yield f"The {which} run was given no batch size to keep, so it has no winner at one."
-        elif winner is None:
-            yield f"The {which} run{why}. It has no confirmed winner, so no throughput of it is compared."
-        elif not was_confirmed_whole(result):
-            yield f"The {which} run{why}. Fewer runs stand behind its figures than planned."
+def _notes(which: str, result: TuningResult, winner: Winner | None) -> tuple[str, ...]:
+    if winner is not None:
+        doubt = doubt_of(result, winner)
+        return () if doubt is None else (f"The answer of the {which} run is not confirmed: {doubt}",)
+    if result.best is not None:
+        return (f"The {which} run was given no batch size to keep, so it has no winner at one.",)
+    why = f"was cut short: {result.cut_short.rstrip('.')}" if result.cut_short else "went to its end"
+    return (f"The {which} run {why}. It has no confirmed winner, so no throughput of it is compared.",)

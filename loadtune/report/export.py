@@ -4,17 +4,15 @@ The code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's
 because code is tested by running it.
 """
 
-import ast
-import re
-from dataclasses import replace
+from typing import NamedTuple
 
 from loadtune.records.answer import loader_kwargs
-from loadtune.records.config import Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.config import TrialConfig
 from loadtune.records.result import TuningResult
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
-_OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=1e-3")}
+OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
 
 
 def has_own_loader(result: TuningResult) -> bool:
@@ -35,71 +33,64 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def step_code(result: TuningResult, config: TrialConfig) -> str:
-    """Model, optimizer and training step as the recipe was measured, for the device and the batches of a result.
+class Line(NamedTuple):
+    code: str
+    is_changed: bool = False
+    """Whether a plain training step has it otherwise, or not at all."""
 
-    A function of the user's own has the name of the option that takes it.
-    """
-    spec, facts, device = result.config.workload, result.facts, result.device.kind
+
+def step_code(result: TuningResult, config: TrialConfig) -> str:
+    """Model, optimizer and training step as the recipe was measured, for the device and the batches of a result."""
+    return "".join(f"{line.code}\n" for line in _step(result, config))
+
+
+def changed_lines(result: TuningResult, config: TrialConfig) -> list[str]:
+    """What the recipe changes in a plain training step: lines of `step_code`, those of the loop as if outside of it."""
+    return [line.code.removeprefix("    ") for line in _step(result, config) if line.is_changed]
+
+
+def _step(result: TuningResult, config: TrialConfig) -> list[Line]:
+    """A function of the user's own has the name of the option that takes it."""
+    spec, facts, device, recipe = result.config.workload, result.facts, result.device.kind, config.recipe
     if config.precision == "own":
-        return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
+        return [Line(f'step = make_step("{device}")\n'), Line("for batch in loader:"), Line("    step(batch)")]
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
-    layout = ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
-    optimizer = ["optimizer = make_optimizer(model.parameters())  # your own function, which may take the model"]
-    if spec.named_optimizer is not None:
-        name, arguments = _OPTIMIZER[spec.named_optimizer]
-        fused = ", fused=True" if config.recipe.fused_optimizer else ""
-        optimizer = [
-            "# set your own learning rate",
-            f"optimizer = torch.optim.{name}(",
-            f"    model.parameters(), {arguments}{fused}",
-            ")",
-        ]
+    layout = ", memory_format=torch.channels_last" if recipe.memory_format == "channels_last" else ""
+    lines = [Line("import torch\n"), Line(f'model = model.to("{device}"{layout})', bool(layout))]
+    if spec.named_optimizer is None:
+        made = "make_optimizer(model.parameters())  # your own function, which may take the model"
+        lines.append(Line(f"optimizer = {made}"))
+    else:
+        name, arguments = OPTIMIZER[spec.named_optimizer]
+        made = f"torch.optim.{name}(model.parameters(), {arguments}{', fused=True' * recipe.fused_optimizer})"
+        lines += [Line("# set your own learning rate"), Line(f"optimizer = {made}", recipe.fused_optimizer)]
     # Compiled for one batch size, as it was measured: a graph for any size may be slower.
-    compiled = ["model = torch.compile(model, dynamic=False)"] if config.recipe.compile else []
-    scaler = [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
-    before = ["import torch", "", f'model = model.to("{device}"{layout})', *optimizer, *compiled, *scaler]
-    whole = None
+    lines += [Line("model = torch.compile(model, dynamic=False)", True)] if recipe.compile else []
+    lines += [Line(f'scaler = torch.amp.GradScaler("{device}")', True)] if config.precision == "fp16" else []
+    batch, loss = "inputs, targets", "loss_fn(model(inputs), targets)"
+    to = f'"{device}"{", non_blocking=True" if config.loader.pin_memory else ""}'
+    body = [Line(f"inputs = inputs.to({to}{layout})", bool(layout)), Line(f"targets = targets.to({to})")]
     if facts is not None and (facts.own_batches or facts.batch_is_mapping):
-        whole = "loss_fn(model, batch)" if facts.own_batches else "model(**batch).loss"
-    batch = "inputs, targets" if whole is None else "batch"
+        batch, loss = "batch", "loss_fn(model, batch)" if facts.own_batches else "model(**batch).loss"
+        body = [Line("# move the tensors of the batch to the device")]
     loop = f"for {batch} in loader:"
     if spec.accumulate > 1:
-        loop = f"for number, {f'({batch})' if whole is None else batch} in enumerate(loader, start=1):"
-    copied = ["# move the tensors of the batch to the device"]
-    if whole is None:
-        to = f'"{device}"{", non_blocking=True" if config.loader.pin_memory else ""}'
-        copied = [f"inputs = inputs.to({to}{layout})", f"targets = targets.to({to})"]
-    forward = [f"loss = {whole or 'loss_fn(model(inputs), targets)'}"]
-    if config.precision != "fp32":
-        forward = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward[0]}"]
-    step = (f"    {line}" for line in (*copied, *forward, *_update(config, spec)))
-    return "".join(f"{line}\n" for line in (*before, "", loop, *step))
+        loop = f"for number, {batch if batch == 'batch' else f'({batch})'} in enumerate(loader, start=1):"
+    if config.precision == "fp32":
+        body.append(Line(f"loss = {loss}"))
+    else:
+        dtype = _AUTOCAST[config.precision]
+        body += [Line(f'with torch.autocast("{device}", dtype={dtype}):', True), Line(f"    loss = {loss}", True)]
+    body += _update(config.precision == "fp16", spec.accumulate)
+    return [*lines, Line(f"\n{loop}"), *(Line(f"    {line.code}", line.is_changed) for line in body)]
 
 
-def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
-    backward, update = ["loss.backward()"], ["optimizer.step()"]
-    if config.precision == "fp16":
-        backward, update = ["scaler.scale(loss).backward()"], ["scaler.step(optimizer)", "scaler.update()"]
-    clear = "optimizer.zero_grad(set_to_none=True)"
-    if spec.accumulate == 1:
-        return [clear, *backward, *update]
-    share = f"loss / {spec.accumulate}"
-    backward = [f"scaler.scale({share}).backward()" if config.precision == "fp16" else f"({share}).backward()"]
-    return [*backward, f"if number % {spec.accumulate} == 0:", *(f"    {line}" for line in (*update, clear))]
-
-
-def changed_statements(result: TuningResult, config: TrialConfig) -> list[str]:
-    """What the recipe changes in a plain training step: of the lines of `step_code` a statement each."""
-    if config.precision == "own":
-        return []
-    known = _statements(step_code(result, replace(config, recipe=Recipe())))
-    changed = [each for each in _statements(step_code(result, config)) if each not in known]
-    return re.sub(r"\n(scaler\.(?:step|update))", r"; \1", "\n".join(changed)).splitlines()
-
-
-def _statements(code: str) -> list[str]:
-    """Those of the loop beside those before it."""
-    lines = ast.parse(code).body
-    inner = [each for line in lines for each in (line.body if isinstance(line, ast.For) else [line])]
-    return [ast.unparse(each).replace("'", '"') for each in inner]
+def _update(is_scaled: bool, accumulate: int) -> list[Line]:
+    loss, clear = "loss" if accumulate == 1 else f"loss / {accumulate}", "optimizer.zero_grad(set_to_none=True)"
+    backward, update = f"{loss if accumulate == 1 else f'({loss})'}.backward()", ["optimizer.step()"]
+    if is_scaled:
+        backward, update = f"scaler.scale({loss}).backward()", ["scaler.step(optimizer)", "scaler.update()"]
+    if accumulate == 1:
+        return [Line(clear), *(Line(code, is_scaled) for code in (backward, *update))]
+    within = (f"    {code}" for code in (*update, clear))
+    return [Line(code, is_scaled) for code in (backward, f"if number % {accumulate} == 0:", *within)]

@@ -4,51 +4,34 @@ In: a `FootprintReport`. Out: a `View`, which `text` renders. A module of its ow
 belongs to a run of the tuner.
 """
 
-from collections.abc import Callable, Mapping
-
-from loadtune.records.config import OptimizerName
-from loadtune.records.footprint import (
-    BatchEstimate,
-    FootprintReport,
-    LayerFootprint,
-    MemoryLines,
-    StepAccount,
-)
+from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, StepAccount
 from loadtune.report.tables import Section, Table, View
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, count_text, departure_text, percent_text, seconds_text
 
-OPTIMIZER_TEXT: Mapping[OptimizerName, str] = {
-    "sgd": "SGD with momentum 0.9",
-    "adamw": "AdamW",
+_OPTIMIZER_TEXT = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
+_LINES = {
+    "parameters": "parameters_bytes",
+    "buffers": "buffers_bytes",
+    "gradients": "gradients_bytes",
+    "optimizer state": "optimizer_state_bytes",
+    "activations kept for backward": "activations_bytes",
+    "input batch": "input_bytes",
+    "temporary tensors": "temporary_bytes",
+    "library workspace": "workspace_bytes",
+    "allocator rounding": "rounding_bytes",
 }
-
-_LINES: tuple[tuple[str, Callable[[MemoryLines], int | None]], ...] = (
-    ("parameters", lambda lines: lines.parameters_bytes),
-    ("buffers", lambda lines: lines.buffers_bytes),
-    ("gradients", lambda lines: lines.gradients_bytes),
-    ("optimizer state", lambda lines: lines.optimizer_state_bytes),
-    ("activations kept for backward", lambda lines: lines.activations_bytes),
-    ("input batch", lambda lines: lines.input_bytes),
-    ("temporary tensors", lambda lines: lines.temporary_bytes),
-    ("library workspace", lambda lines: lines.workspace_bytes),
-    ("allocator rounding", lambda lines: lines.rounding_bytes),
-)
 # Widths that leave a row of the layers' table below 80 columns.
 _NAME_WIDTH, _KIND_WIDTH = 20, 12
 _LARGEST = " ◀"
-ESTIMATED = "≈ "
-"""Stands before an estimated figure in a table that also has measured ones."""
 
 
 def footprint_view(report: FootprintReport) -> View:
     tables = [_account_table(report.account, report.estimate)]
     if report.layers:
         tables.append(_layers_table(report.layers, report.account))
-    if report.what_if:
-        tables.append(_what_if_table(report))
     lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
-    said = Section(title="", lines=(*_notes(report), *_what_if_notes(report), *lines))
+    said = Section(title="", lines=(*_notes(report), *lines))
     return View(tables=tuple(tables), sections=(said,))
 
 
@@ -56,7 +39,7 @@ def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
     """Measured beside estimated where both are there."""
     shown = [account, *([] if estimate is None else [estimate])]
     parts = [account.largest, *(each.at_peak for each in shown)]
-    rows = [(name, *(bytes_text(of(part)) for part in parts)) for name, of in _LINES]
+    rows = [(name, *(bytes_text(getattr(part, field)) for part in parts)) for name, field in _LINES.items()]
     rows += [
         ("not attributed", "", *(bytes_text(each.unexplained_bytes) for each in shown)),
         ("peak", "", *(bytes_text(each.peak_bytes) for each in shown)),
@@ -64,14 +47,11 @@ def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
         ("CUDA context and libraries", "", *(bytes_text(each.outside_bytes) for each in shown)),
     ]
     columns = ("", "row's own\nmaximum", "at the\npeak", "at the peak,\nestimated")
-    return Table(title=_title(account), columns=columns[: 2 + len(shown)], rows=tuple(rows))
-
-
-def _title(account: StepAccount) -> str:
     shape = "×".join(map(str, (account.batch_size, *account.input_shape)))
-    optimizer = {**OPTIMIZER_TEXT}.get(account.optimizer, account.optimizer)  # type: ignore[call-overload]  # or own
+    optimizer = _OPTIMIZER_TEXT.get(account.optimizer, account.optimizer)
     how = "estimated" if account.estimated else "measured"
-    return f"{account.model}, {shape}, {PRECISION_TEXT[account.precision]}, {optimizer}: {how}"
+    title = f"{account.model}, {shape}, {PRECISION_TEXT[account.precision]}, {optimizer}: {how}"
+    return Table(title=title, columns=columns[: 2 + len(shown)], rows=tuple(rows))
 
 
 def _layers_table(layers: tuple[LayerFootprint, ...], account: StepAccount) -> Table:
@@ -101,33 +81,12 @@ def _notes(report: FootprintReport) -> tuple[str, ...]:
             f"Measured in a separate process. One step took {seconds_text(account.step_s)}."
             f" {share} of the peak is not attributed to any row."
         ]
-    if report.error_fraction is not None:
-        notes.append(f"The estimated peak differs from the measured peak by {departure_text(report.error_fraction)}.")
+    if report.estimate is not None:
+        error = report.estimate.peak_bytes / account.peak_bytes - 1
+        notes.append(f"The estimated peak differs from the measured peak by {departure_text(error)}.")
     if report.layers:
         notes.append(f"kept for backward: what autograd saves.{_LARGEST}: keeps most.")
     return tuple(notes)
-
-
-def _what_if_table(report: FootprintReport) -> Table:
-    columns: tuple[str, ...] = ("", "peak memory\nof a step", "time of\na step")
-    if report.memory_bytes is not None:
-        columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
-    rows = list[tuple[str, ...]]()
-    for row in report.what_if:
-        mark = ESTIMATED if row.estimated and row.peak_bytes is not None else ""
-        largest = MISSING if row.largest_batch is None else f"{ESTIMATED}{row.largest_batch:,}"
-        cells = (row.name, f"{mark}{bytes_text(row.peak_bytes)}", seconds_text(row.step_s), largest)
-        rows.append(cells[: len(columns)])
-    return Table(title="What if: the step as given, and with one change in each row", columns=columns, rows=tuple(rows))
-
-
-def _what_if_notes(report: FootprintReport) -> tuple[str, ...]:
-    if not report.what_if:
-        return ()
-    notes = [f"{row.name}: {row.remark}" for row in report.what_if if row.remark is not None]
-    if report.memory_bytes is None:
-        notes.append("Add --memory 24GiB, the memory of your GPU, for the largest batch of each row.")
-    return (f"{ESTIMATED.strip()}: estimated from tensor shapes, not measured.", *notes)
 
 
 def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:

@@ -5,15 +5,14 @@ as a comment, so that no setting is lost.
 """
 
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
-from loadtune.records.config import Precision, TrialConfig
 from loadtune.records.result import TuningResult, Winner
-from loadtune.report.export import has_own_loader, loader_code, step_code
+from loadtune.report.export import OPTIMIZER, has_own_loader, loader_code, step_code
 from loadtune.report.sentences import bottleneck_sentence, changes_code, keep_text
 from loadtune.report.store import as_json
 from loadtune.report.tables import winners_table
@@ -21,8 +20,9 @@ from loadtune.report.wording import interval_text, settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
-_LIGHTNING_PRECISION: dict[Precision, str] = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
-_ACCELERATE_PRECISION: dict[Precision, str] = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
+# Without "own": the user's training step decides the precision, and all else but the loader.
+_LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
+_ACCELERATE_PRECISION = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 _DATA_MODULE = '''
 class TunedData(LightningDataModule):
@@ -49,116 +49,90 @@ def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) 
     form = FORMS.get(format)
     if form is None:
         raise UsageError(f"{format!r} is not a text format. Allowed: {', '.join(FORMS)}.")
-    return form(ExportContext(result, handed_winner(result, keep_batch_size=keep_batch_size)))
+    return form(result, handed_winner(result, keep_batch_size=keep_batch_size))
 
 
-@dataclass(frozen=True, slots=True)
-class ExportContext:
-    """One winner and its result."""
-
-    result: TuningResult
-    winner: Winner
-
-    @property
-    def config(self) -> TrialConfig:
-        return self.winner.config
-
-    @property
-    def loader_kwargs(self) -> dict[str, Any]:
-        return loader_kwargs(self.result, self.config)
-
-    @property
-    def loader_call(self) -> str:
-        """How the exported arguments are used."""
-        others = "…" if has_own_loader(self.result) else "shuffle=True, drop_last=True"
-        return f"DataLoader(dataset, {others}, **LOADER_KWARGS)"
-
-    @property
-    def has_own_step(self) -> bool:
-        """Whether the user's training step decides precision, optimizer and all else but the loader."""
-        return self.config.precision == "own"
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """By name. Empty: the user's training step decides."""
-        return {} if self.has_own_step else asdict(self.config.recipe)
-
-    @property
-    def machine(self) -> str:
-        host = self.result.host
-        cores = counted(host.num_usable_cores, "usable core")
-        return f"{self.result.device.name}, {cores}, torch {host.torch or 'not known'}"
-
-    @property
-    def provenance(self) -> str:
-        how = "Confirmed" if doubt_of(self.result, self.winner) is None else "Measured, but not confirmed,"
-        return (
-            f"{keep_text(self.result, self.winner)} {how} by loadtune {self.result.loadtune_version}:"
-            f" {interval_text(self.winner.throughput)} in training of {self.result.config.workload.title}"
-            f" on {self.machine}. Run of {self.result.created}."
-        ).lstrip()
-
-    def advice(self, fused: str = "") -> tuple[str, ...]:
-        """Parts of the recipe that a framework has no argument for; ``fused``: where its optimizer is made."""
-        recipe, said = self.config.recipe, list[str]()
-        if self.has_own_step:
-            return ()
-        if recipe.memory_format == "channels_last":
-            said.append(
-                "Measured with channels_last. Before training: model = model.to(memory_format=torch.channels_last)."
-                " In forward, convert the images in the same way."
-            )
-        name = {"sgd": "SGD", "adamw": "AdamW"}.get(self.result.config.workload.named_optimizer or "")
-        if recipe.fused_optimizer and name and fused:
-            said.append(f"{fused}: torch.optim.{name}(…, fused=True), as measured.")
-        return tuple(said)
+def _loader_call(result: TuningResult) -> str:
+    """How the exported arguments are used."""
+    return f"DataLoader(dataset, {'…' if has_own_loader(result) else 'shuffle=True, drop_last=True'}, **LOADER_KWARGS)"
 
 
-def comment(*sentences: str) -> str:
-    """Lines that begin with ``# ``, also where the name of a workload holds a line break."""
-    lines = [line for sentence in sentences for line in textwrap.wrap(" ".join(sentence.split()), _WIDTH)]
-    return "".join(f"# {line}\n" for line in lines)
+def _recipe(winner: Winner) -> dict[str, Any]:
+    """By name. Empty: the user's training step decides."""
+    return {} if winner.config.precision == "own" else asdict(winner.config.recipe)
 
 
-def assignment(name: str, values: Mapping[str, object]) -> str:
+def _machine(result: TuningResult) -> str:
+    cores = counted(result.host.num_usable_cores, "usable core")
+    return f"{result.device.name}, {cores}, torch {result.host.torch or 'not known'}"
+
+
+def _provenance(result: TuningResult, winner: Winner) -> str:
+    how = "Confirmed" if doubt_of(result, winner) is None else "Measured, but not confirmed,"
+    return (
+        f"{keep_text(result, winner)} {how} by loadtune {result.loadtune_version}:"
+        f" {interval_text(winner.throughput)} in training of {result.config.workload.title}"
+        f" on {_machine(result)}. Run of {result.created}."
+    ).lstrip()
+
+
+def _advice(result: TuningResult, winner: Winner, fused: str) -> list[str]:
+    """Parts of the recipe that a framework has no argument for; ``fused``: where its optimizer is made."""
+    said = list[str]()
+    if winner.config.recipe.memory_format == "channels_last":
+        said.append(
+            "Measured with channels_last. Before training: model = model.to(memory_format=torch.channels_last)."
+            " In forward, convert the images in the same way."
+        )
+    name = result.config.workload.named_optimizer
+    if winner.config.recipe.fused_optimizer and name and fused:
+        said.append(f"{fused}: torch.optim.{OPTIMIZER[name][0]}(…, fused=True), as measured.")
+    return said
+
+
+def _assignment(name: str, values: Mapping[str, object]) -> str:
     """``NAME = {…}``, one entry per line."""
     return f"{name} = {{\n{''.join(f'    {key!r}: {value!r},{chr(10)}' for key, value in values.items())}}}\n"
 
 
-def python_module(context: ExportContext) -> str:
+def _script(result: TuningResult, winner: Winner, said: Sequence[str], *parts: str) -> str:
+    """Parts of Python below comments: where the answer comes from, how to use it. Names may hold line breaks."""
+    sentences = (" ".join(each.split()) for each in (_provenance(result, winner), *said))
+    comment = "".join(f"# {line}\n" for each in sentences for line in textwrap.wrap(each, _WIDTH))
+    return "\n".join([comment, *parts])
+
+
+def python_module(result: TuningResult, winner: Winner) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
-    with_recipe = "" if context.has_own_step else " Train with RECIPE too: the throughput was measured with both."
-    parts = [
-        comment(context.provenance, f"Use: {context.loader_call}.{with_recipe}"),
-        assignment("LOADER_KWARGS", context.loader_kwargs),
-    ]
-    parts += [assignment("RECIPE", context.recipe)] if context.recipe else []
-    return "\n".join(parts)
+    use, parts = f"Use: {_loader_call(result)}.", [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
+    if recipe := _recipe(winner):
+        use += " Train with RECIPE too: the throughput was measured with both."
+        parts.append(_assignment("RECIPE", recipe))
+    return _script(result, winner, [use], *parts)
 
 
-def pytorch_loop(context: ExportContext) -> str:
+def pytorch_loop(result: TuningResult, winner: Winner) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``.
 
     Changes of the code that gain follow as comments, because they belong into several places of that script.
     """
-    result, code = context.result, [loader_code(context.result, context.config)]
-    code.append(step_code(result, context.config))
-    if context.winner == result.best and result.remedies is not None and result.remedies.config is not None:
+    code = [loader_code(result, winner.config), step_code(result, winner.config)]
+    if winner == result.best and result.remedies is not None and result.remedies.config is not None:
         with_changes = settings_text(result.remedies.config)
         lines = ["What gains on top, in your own code, measured with", f"{with_changes}:"]
         lines += [line for each in changes_code(result, kept=True) for line in ("", each.title, *each.lines)]
         code.append("".join(f"# {line}".rstrip() + "\n" for line in lines))
-    return "\n".join([comment(context.provenance), *code])
+    return _script(result, winner, [], *code)
 
 
-def json(context: ExportContext) -> str:
+def json(result: TuningResult, winner: Winner) -> str:
     """The loader's arguments, the recipe and their throughput. The whole record is ``result.json``."""
-    winner, result = context.winner, context.result
+    recipe = _recipe(winner) or None
     return as_json(
         {
-            "loader": context.loader_kwargs,
-            "recipe": None if context.has_own_step else context.config.recipe,
-            "optimizer": None if context.has_own_step else result.config.workload.optimizer,
+            "loader": loader_kwargs(result, winner.config),
+            "recipe": recipe,
+            "optimizer": recipe and result.config.workload.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
             "workload": result.config.workload.title,
@@ -171,24 +145,23 @@ def json(context: ExportContext) -> str:
     ).decode()
 
 
-def env(context: ExportContext) -> str:
+def env(result: TuningResult, winner: Winner) -> str:
     """``LOADTUNE_BATCH_SIZE=256``, …; booleans as 1 and 0. No comments, because $GITHUB_ENV allows none."""
-    values = context.loader_kwargs | context.recipe
+    values = loader_kwargs(result, winner.config) | _recipe(winner)
     words = {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
     return "".join(f"LOADTUNE_{name.upper()}={value}\n" for name, value in words.items())
 
 
-def markdown(context: ExportContext) -> str:
+def markdown(result: TuningResult, winner: Winner) -> str:
     """The table of the page and code, for a pull request, a wiki or a job's summary."""
-    config, result = context.config, context.result
-    table = winners_table(result, {"answer": context.winner})
+    table = winners_table(result, {"answer": winner})
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
-    limit = bottleneck_sentence(result) if context.winner == result.best else ()  # of the best at any batch size only
+    limit = bottleneck_sentence(result) if winner == result.best else ()  # of the best at any batch size only
     return (
         f"### {_escaped(result.config.workload.title)} on {_escaped(result.device.name)}\n\n"
         + "".join(f"| {' | '.join(cell.strip() for cell in row)} |\n" for row in rows)
-        + "".join(f"\n{_escaped(sentence)}\n" for sentence in (context.provenance, *limit))
-        + f"\n```python\n{loader_code(result, config)}\n{step_code(result, config)}```\n"
+        + "".join(f"\n{_escaped(sentence)}\n" for sentence in (_provenance(result, winner), *limit))
+        + f"\n```python\n{loader_code(result, winner.config)}\n{step_code(result, winner.config)}```\n"
     )
 
 
@@ -197,58 +170,49 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))
 
 
-def github_action_benchmark(context: ExportContext) -> str:
+def github_action_benchmark(result: TuningResult, _: Winner) -> str:
     """A list for the tool ``customBiggerIsBetter``, in which larger is better.
 
     Names hold no settings, so that a curve continues when the winner changes; ``extra`` holds the settings.
     """
-    result, entries = context.result, list[dict[str, object]]()
-    for which, winner in {"best": result.best, "best at your batch": result.best_at_your_batch}.items():
-        if winner is not None:
-            half = winner.throughput.half_width
-            entries.append(
-                {
-                    "name": f"{result.config.workload.title}: {which}",
-                    "unit": "samples/s",
-                    "value": winner.samples_per_s,
-                    **({} if half is None else {"range": f"± {half:.4g}"}),
-                    "extra": f"{settings_text(winner.config)}\n{context.machine}",
-                }
-            )
+    winners = {"best": result.best, "best at your batch": result.best_at_your_batch}
+    entries: list[dict[str, object]] = [
+        {
+            "name": f"{result.config.workload.title}: {which}",
+            "unit": "samples/s",
+            "value": winner.samples_per_s,
+            **({} if (half := winner.throughput.half_width) is None else {"range": f"± {half:.4g}"}),
+            "extra": f"{settings_text(winner.config)}\n{_machine(result)}",
+        }
+        for which, winner in winners.items()
+        if winner is not None
+    ]
     return as_json(entries).decode()
 
 
-def lightning(context: ExportContext) -> str:
+def lightning(result: TuningResult, winner: Winner) -> str:
     """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    trainer: dict[str, object] = {"accelerator": context.result.device.kind, "devices": 1}
-    if not context.has_own_step:  # which decides the precision too
-        trainer["precision"] = _LIGHTNING_PRECISION[context.config.precision]
-    # Trainer has no argument for it: the module is compiled before `fit`
-    compiled = ["Before fit(model, …): model = torch.compile(model, dynamic=False), as measured."]
-    code = [
-        comment(
-            context.provenance,
-            "Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)).",
-            *context.advice("In configure_optimizers"),
-            *(compiled if context.config.recipe.compile else ()),
-        ),
-        "from lightning.pytorch import LightningDataModule\nfrom torch.utils.data import DataLoader\n",
-        assignment("LOADER_KWARGS", context.loader_kwargs),
-        _DATA_MODULE,
-        "",
-        assignment("TRAINER_KWARGS", trainer),
-    ]
-    return "\n".join(code)
+    trainer: dict[str, object] = {"accelerator": result.device.kind, "devices": 1}
+    if winner.config.precision in _LIGHTNING_PRECISION:
+        trainer["precision"] = _LIGHTNING_PRECISION[winner.config.precision]
+    said = ["Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset))."]
+    said += _advice(result, winner, "In configure_optimizers")
+    if winner.config.recipe.compile:
+        said.append("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.")
+    imports = "from lightning.pytorch import LightningDataModule\nfrom torch.utils.data import DataLoader\n"
+    kwargs = _assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))
+    return _script(result, winner, said, imports, kwargs, _DATA_MODULE, "", _assignment("TRAINER_KWARGS", trainer))
 
 
-def transformers(context: ExportContext) -> str:
+def transformers(result: TuningResult, winner: Winner) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
-    config, loader = context.config, context.loader_kwargs
-    on_cpu, optimizer = context.result.device.kind == "cpu", context.result.config.workload.named_optimizer
-    fixed = "batch_size" not in loader
-    arguments: dict[str, object] = {} if fixed else {"per_device_train_batch_size": loader.pop("batch_size")}
-    arguments |= {f"dataloader_{name}": value for name, value in loader.items()} | {"dataloader_drop_last": True}
-    arguments |= {} if config.precision in ("fp32", "own") else {config.precision: True}
+    config, optimizer, on_cpu = winner.config, result.config.workload.named_optimizer, result.device.kind == "cpu"
+    names = {"batch_size": "per_device_train_batch_size"}
+    given = loader_kwargs(result, config).items()
+    arguments: dict[str, object] = {names.get(name, f"dataloader_{name}"): value for name, value in given}
+    arguments["dataloader_drop_last"] = True
+    if config.precision in ("fp16", "bf16"):
+        arguments[config.precision] = True
     if optimizer == "sgd":  # Trainer's has no momentum by default, and no fused form
         arguments |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     elif optimizer is not None:
@@ -258,36 +222,35 @@ def transformers(context: ExportContext) -> str:
     arguments |= {"use_cpu": True} if on_cpu else {}
     one_gpu = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
     use = f"Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS).{'' if on_cpu else one_gpu}"
-    advice = context.advice("Trainer has no fused SGD; pass one with optimizers=" if optimizer == "sgd" else "")
-    return comment(context.provenance, use, *advice) + "\n" + assignment("TRAINING_ARGUMENTS", arguments)
+    fused = "Trainer has no fused SGD; pass one with optimizers=" if optimizer == "sgd" else ""
+    said = [use, *_advice(result, winner, fused)]
+    return _script(result, winner, said, _assignment("TRAINING_ARGUMENTS", arguments))
 
 
-def accelerate(context: ExportContext) -> str:
+def accelerate(result: TuningResult, winner: Winner) -> str:
     """``ACCELERATOR_KWARGS``, and the loader's arguments, which PyTorch takes."""
-    arguments: dict[str, object] = {"cpu": True} if context.result.device.kind == "cpu" else {}
-    if not context.has_own_step:  # which decides the precision too
-        arguments["mixed_precision"] = _ACCELERATE_PRECISION[context.config.precision]
+    arguments: dict[str, object] = {"cpu": True} if result.device.kind == "cpu" else {}
+    if winner.config.precision in _ACCELERATE_PRECISION:
+        arguments["mixed_precision"] = _ACCELERATE_PRECISION[winner.config.precision]
     objects = dict[str, str]()  # arguments that are objects of Accelerate
-    if context.config.loader.pin_memory:
+    if winner.config.loader.pin_memory:
         objects["dataloader_config"] = "DataLoaderConfiguration(non_blocking=True)"
-    if context.config.recipe.compile:
+    if winner.config.recipe.compile:
         objects["dynamo_plugin"] = 'TorchDynamoPlugin(backend="inductor", dynamic=False)'
-    imported = ", ".join(value.partition("(")[0] for value in objects.values())
-    code = [
-        comment(
-            context.provenance,
-            "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
-            f" {context.loader_call}).",
-            *context.advice("The optimizer"),
-        ),
-        *([f"from accelerate.utils import {imported}\n"] if objects else []),
-        assignment("LOADER_KWARGS", context.loader_kwargs),
-        assignment("ACCELERATOR_KWARGS", arguments),
-    ]
-    return "\n".join(code) + "".join(f'ACCELERATOR_KWARGS["{name}"] = {value}\n' for name, value in objects.items())
+    use = (
+        "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
+        f" {_loader_call(result)})."
+    )
+    parts = [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
+    parts.append(_assignment("ACCELERATOR_KWARGS", arguments))
+    if objects:
+        imported = ", ".join(value.partition("(")[0] for value in objects.values())
+        parts.insert(0, f"from accelerate.utils import {imported}\n")
+        parts[-1] += "".join(f'ACCELERATOR_KWARGS["{name}"] = {value}\n' for name, value in objects.items())
+    return _script(result, winner, [use, *_advice(result, winner, "The optimizer")], *parts)
 
 
-FORMS: Mapping[str, Callable[[ExportContext], str]] = {
+FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {
     "python": python_module,
     "pytorch": pytorch_loop,
     "lightning": lightning,

@@ -4,9 +4,9 @@ In: `Progress` records, which carry the newest sensor reading. Out: lines on a s
 """
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from loadtune.records.config import TrialConfig
 from loadtune.records.telemetry import Progress
@@ -16,7 +16,6 @@ from loadtune.units import MISSING, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.live import Live
 
 
 def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
@@ -47,26 +46,22 @@ class LiveDisplay:
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         """``quiet`` shows warnings only."""
         from rich.console import Console
+        from rich.live import Live
 
-        self._console = Console(file=stream, highlight=False)
-        self._quiet = quiet
-        self._live: Live | None = None
+        self._console, self._quiet = Console(file=stream, highlight=False), quiet
         self._newest: Progress | None = None
         self._newest_s = 0.0
+        redrawn = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
+        self._live: AbstractContextManager[object] = nullcontext()
+        if redrawn:
+            self._live = Live(get_renderable=self._redrawn, console=self._console, transient=True)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal and not self._quiet:
-            from rich.live import Live
-
-            self._live = Live(get_renderable=self._redrawn, console=self._console, transient=True)
-            self._live.start()
+        self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
 
     def __call__(self, progress: Progress) -> None:
         """A message is printed and stays; figures alone go to the redrawn part."""

@@ -3,18 +3,16 @@
 In: a `TuningResult`. Out: whole sentences, gains, and for changes of the code lines to paste.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
-from loadtune.records.answer import doubt_of, finalist_of, was_confirmed_whole
+from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.interval import Interval
-from loadtune.records.result import Bottleneck, ChangeKind, ResourceLimit, TriedRemedy, TuningResult, Winner
+from loadtune.records.result import ChangeKind, TriedRemedy, TuningResult, Winner
 from loadtune.report.tables import Section
 from loadtune.report.wording import RESOURCE_TEXT, gain_text, remedy_text, settings_text
-from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
-
-MOSTLY = 0.5
-"""Share of a resource's time from which on one part of it is named."""
+from loadtune.units import counted, number_text, percent_text, rate_text
 
 _MOSTLY_TEXT = {
     ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
@@ -29,7 +27,7 @@ def warning(result: TuningResult) -> str | None:
     """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
     if result.cut_short is not None:
         scope = "The figures come from fewer runs than planned."
-        if was_confirmed_whole(result):
+        if result.confirmed_whole:
             scope = "The confirmation was complete before that."
         if result.best is None:
             scope = "Nothing was confirmed."
@@ -43,11 +41,11 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
     """The best trial of a run that confirmed nothing. Empty: there is an answer."""
     if result.best is not None:
         return ()
-    timed = [(trial.measurement.samples_per_s, trial) for trial in result.trials if trial.measurement is not None]
+    timed = {trial.measurement.samples_per_s: trial.config for trial in result.trials if trial.measurement is not None}
     if not timed:
         return ("No trial was measured.",)
-    rate, trial = max(timed, key=lambda pair: pair[0])
-    return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(trial.config)}.",)
+    rate = max(timed)
+    return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(timed[rate])}.",)
 
 
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
@@ -72,44 +70,24 @@ def keep_text(result: TuningResult, winner: Winner) -> str:
     return f"Keep {what}{where}: nothing else that was tried{there} is proven faster."
 
 
-def resource_text(limit: ResourceLimit) -> str:
-    """With what it mostly does, where that tells more than its name."""
-    mostly = next((part for part, share in limit.shares.items() if share > MOSTLY), "")
-    return _MOSTLY_TEXT.get((limit.resource, mostly), RESOURCE_TEXT[limit.resource])
-
-
 def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
     """One resource and its probability. A limit below the measured rate is none that can be told."""
     found, best = result.bottleneck, result.best
     if found is None or best is None:
         return ()
     if not found.holds:
-        return (f"Bottleneck: not known, because the throughput model does not fit this job ({misfit_text(found)}).",)
+        missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
+        why = f"{missed}; it explains {percent_text(found.explained)} of the throughput"
+        return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
     first, rate = found.limits[0], found.limits[0].samples_per_s.value
+    mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
+    name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
     at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
     at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
-    return (f"Bottleneck{at}: {resource_text(first)} ({at_most}probability {percent_text(first.probability)}).",)
+    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}).",)
 
 
-def misfit_text(found: Bottleneck) -> str:
-    """Of a model that does not hold: predictions that missed, and what its resources explain."""
-    predictions = counted(found.num_predicted, "prediction")
-    return f"{found.num_missed} of {predictions} missed; it explains {percent_text(found.explained)} of the throughput"
-
-
-def late_sentence(result: TuningResult) -> tuple[str, ...]:
-    """One slow worker, or single slow batches, where they cause most of the waiting."""
-    late = None if result.bottleneck is None else result.bottleneck.late
-    if late is None:
-        return ()
-    share = f"{percent_text(late.wait_fraction)} of the time blocked in next(loader)"
-    if late.by == "worker":
-        return (f"One worker takes {ratio_text(late.ratio)} as long for a batch as the others, which causes {share}.",)
-    return (f"Single slow batches cause {share}; the longest took {ratio_text(late.ratio)} the usual time.",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class Gain(NamedTuple):
     name: str
     ratio: Interval
     """Throughput after ÷ before."""
@@ -138,7 +116,7 @@ def steps(result: TuningResult, winner: Winner) -> tuple[Gain, ...]:
         reached = finalist_of(result, after)
         if names and last is not None and reached is not None:
             ratio = Interval(value=reached.samples_per_s / last.samples_per_s)
-            found.append(Gain(name=" together with ".join(names), ratio=ratio, is_measured=True))
+            found.append(Gain(" together with ".join(names), ratio, True))
             names, last = [], reached
     return tuple(found)
 
@@ -149,15 +127,14 @@ def changes(result: TuningResult) -> tuple[Gain, ...]:
     found, remedies, model = list[Gain](), result.remedies, result.bottleneck
     if remedies is not None:
         if remedies.config is not None and remedies.gain is not None:
-            together = " and ".join(map(remedy_text, remedies.config.remedies))
-            found.append(Gain(name=together, ratio=remedies.gain, is_measured=True))
+            found.append(Gain(" and ".join(map(remedy_text, remedies.config.remedies)), remedies.gain, True))
         found += [
-            Gain(name=remedy_text(each.name), ratio=gain, is_measured=each.gain is not None)
+            Gain(remedy_text(each.name), gain, each.gain is not None)
             for each in remedies.tried
             if each.config != remedies.config and (gain := each.gain or each.predicted)
         ]
     if model is not None and model.holds:
-        found += [Gain(name=_CHANGES[each.kind], ratio=each.gain, is_measured=False) for each in model.changes]
+        found += [Gain(_CHANGES[each.kind], each.gain, False) for each in model.changes]
     return tuple(found)
 
 
@@ -168,7 +145,7 @@ def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, 
         Section(
             title=f"{remedy_text(each.name)}: {each.title}",
             note=f"{_gain_of(each)}What changes for training: {each.changes}.",
-            lines=tuple(each.code.rstrip("\n").split("\n")),
+            lines=tuple(each.code.splitlines()),
         )
         for each in (result.remedies.tried if result.remedies and result.best else ())
         if each.code and (each.kept or not kept)
@@ -194,13 +171,12 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
         titles = "; ".join(each.title for each in found.tried if each.name in changed.config.remedies)
         runs = counted(len(changed.runs), "run")
         return (f"Not proven: a change of your code gained {gain_text(found.gain)} in {runs}: {titles}.",)
-    titles = "; ".join(each.title for each in found.tried if each.kept)
-    config, on, others = found.config, "", ""
-    if best != (result.best_at_your_batch or best):
-        on = f" at batch {best.config.batch_size}"
-    if config.loader != best.config.loader or config.precision != best.config.precision:
+    config, others = found.config, ""
+    if (config.loader, config.precision) != (best.config.loader, best.config.precision):
         others = f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
-    caution = "" if config.batch_size == best.config.batch_size else ". Tune the learning rate again"
-    gain = gain_text(found.gain, "99% interval ")
-    rate = rate_text(found.samples_per_s.value)
-    return (f"A change of your code gains {gain}{on}, {rate}: {titles}{others}{caution}.",)
+    if config.batch_size != best.config.batch_size:
+        others += ". Tune the learning rate again"
+    on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
+    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(found.samples_per_s.value)}"
+    titles = "; ".join(each.title for each in found.tried if each.kept)
+    return (f"A change of your code gains {gain}: {titles}{others}.",)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -67,10 +67,20 @@ def owned(folder: Path) -> Iterator[None]:
     """
     path = folder / _LOCK_FILE
     try:
-        file = _locked(path)
+        file = path.open("a+")
     except OSError as error:
         raise not_written(path, error) from error
     with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f"{folder} is in use by another run ({file.read()}). A folder takes one run at a time. Wait until that "
+                "run ends, or run without --resume."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
         owner = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%F %T} UTC"
         with suppress(OSError):  # a full disk: run.json says so
             file.truncate(0)
@@ -82,44 +92,22 @@ def owned(folder: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _locked(path: Path) -> TextIO:
-    """The file at `path`, which is ours until it is closed; on a file system without locks it is anybody's."""
-    while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                file.seek(0)
-                owner = file.read()
-            raise UsageError(
-                f"{path.parent} is in use by another run ({owner}). A folder takes one run at a time. Wait until that "
-                "run ends, or run without --resume."
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()  # its owner ended meanwhile, and removed it
-
-
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
     """Make ``<out>/<label>/<UTC time>``, which nobody else has; two runs in one second get ``-2``, ``-3``, …"""
     name, number = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%SZ"), 1
     folder = out / label / name
-    try:
-        while True:
-            try:
-                folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
-                return folder
-            except FileExistsError:
-                number += 1
-                folder = out / label / f"{name}-{number}"
-    except OSError as error:
-        raise UsageError(
-            f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that this "
-            "user may write to. Choose another one."
-        ) from error
+    while True:
+        try:
+            folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = folder.with_name(f"{name}-{number}")
+        except OSError as error:
+            raise UsageError(
+                f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that "
+                "this user may write to. Choose another one."
+            ) from error
 
 
 def as_json(record: object) -> bytes:
@@ -133,11 +121,8 @@ def write_result(result: TuningResult, folder: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
-    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written.
-
-    `resumable`: of a run, whose folder one process owns; the temporary file of one that was killed is written over.
-    """
-    temporary = path.with_name(f".{path.name}.{'new' if resumable else os.getpid()}")
+    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.new")
     try:
         try:
             with temporary.open("wb") as file:
@@ -169,7 +154,7 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
     """
-    file = newest_file(Path(TuneConfig().out if path is None else path))
+    file = result_files(Path(TuneConfig().out if path is None else path))[-1]
     return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
 
 
@@ -181,44 +166,35 @@ def result_in(folder: Path) -> TuningResult | None:
         return None
 
 
-def newest_file(path: Path) -> Path:
-    """The ``result.json`` that `load_result` reads. Raises ResultError where there is none."""
-    return max(result_files(path), key=run_order)
-
-
 def result_files(path: Path) -> list[Path]:
-    """A ``result.json`` itself, or those of a run's, a workload's or the whole folder. Raises ResultError on none."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise ResultError(
-            f"{path} does not exist. Give a result.json, or a folder with one in it or up to two folders below. "
-            "`loadtune run` writes them."
-        )
-    if found := _files_with(path, RESULT_FILE):
-        return found
-    raise ResultError(
-        f"{path} holds no result: there is no {RESULT_FILE} in it or up to two folders below. A run that was killed has"
-        " none; `loadtune run --resume` continues it. Run `loadtune run`, or give another folder."
+    """Each ``result.json`` that `files_below` finds."""
+    return files_below(
+        path,
+        RESULT_FILE,
+        "result",
+        "Give a result.json, or a folder with one. `loadtune run` writes them; `loadtune run --resume` continues a run "
+        "that was killed before it had one.",
     )
 
 
-def newest_with(path: Path, name: str) -> Path | None:
-    """The file of this name in the folder, or in the newest run up to two folders below. None: there is none."""
-    return max(_files_with(path, name), key=run_order, default=None)
+def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:
+    """`path` itself where it is a file; else those of this name in the folder, or one folder below, or two.
 
+    The newest run comes last, by the time in its folder's name; a renamed folder counts as older than any. Raises
+    ResultError where there is none: a `kind`, and what to do.
+    """
 
-def _files_with(path: Path, name: str) -> list[Path]:
-    """Those of this name in the folder, or one folder below, or two."""
-    found = (list(path.glob(pattern)) for pattern in (name, f"*/{name}", f"*/*/{name}"))
-    return next((files for files in found if files), [])
+    def age(file: Path) -> tuple[str, int, str]:
+        match = _RUN_NAME.fullmatch(file.parent.name)  # …Z-10 comes after …Z-2
+        return (match[1], int(match[2] or 1), "") if match else ("", 0, file.parent.name)
 
-
-def run_order(file: Path) -> tuple[str, int, str]:
-    """Sorts by the age in a run folder's name, ``…Z-10`` after ``…Z-2``; a renamed folder counts as older than any."""
-    name = file.parent.name
-    match = _RUN_NAME.fullmatch(name)
-    return (match[1], int(match[2] or 1), "") if match else ("", 0, name)
+    if path.is_file():
+        return [path]
+    for pattern in (name, f"*/{name}", f"*/*/{name}"):
+        if found := sorted(path.glob(pattern), key=age):
+            return found
+    why = f"there is no {name} in it or up to two folders below" if path.exists() else "it does not exist"
+    raise ResultError(f"{path} holds no {kind}: {why}. {todo}")
 
 
 def read_record(file: Path, kind: type[T], name: str, *, or_else: str) -> T:

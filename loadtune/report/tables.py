@@ -12,7 +12,7 @@ from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, sample_tokens
-from loadtune.records.result import Trial, TuningResult, Winner
+from loadtune.records.result import TuningResult, Winner
 from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, recipe_text
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
 
@@ -31,8 +31,10 @@ Row = dict[str, Cell]
 """A configuration's cells by the name of their column. What was not measured is left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SortedRow:
+    """Of a table that the page sorts and filters; all have the same columns."""
+
     outcome: str
     """One of a few, to filter by."""
     by_column: Row
@@ -40,22 +42,10 @@ class SortedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortedTable:
-    """A table that the page sorts and filters."""
-
-    rows: Sequence[SortedRow]
-    """All with the same columns."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.rows[0].by_column) if self.rows else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Strings in rows; the first column names the row. Cells may hold a line break."""
 
-    title: str
+    title: str = ""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -76,7 +66,7 @@ class View:
 
     title: str = ""
     tables: tuple[Table, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] = ()
 
 
 def number(value: float | None, shown: Callable[[Any], str] = str) -> Cell:
@@ -130,39 +120,28 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
     return row | _measured(result, config, runs)
 
 
-def trial_table(result: TuningResult) -> SortedTable:
-    best = None if result.best is None else result.best.config
-    return SortedTable(
-        rows=[
-            SortedRow(
-                outcome="measured" if trial.failure is None else "failed",
-                by_column=_trial(result, trial),
-                is_best=trial.config == best,
-            )
-            for trial in result.trials
-        ]
-    )
-
-
-def _trial(result: TuningResult, trial: Trial) -> Row:
-    run, outcome = trial.measurement, "measured"
-    if trial.failure is not None:
-        outcome = f"{FAILURE_TEXT[trial.failure.kind]} ({trial.failure.phase}): {trial.failure.message}"
-    elif run is not None and run.noisy:
-        outcome = "measured, noisy"
-    return {
-        "trial": number(trial.number),
-        "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
-        **_settings(result, trial.config),
-        "samples/s": interval_cell(run.throughput if run else None),
-        **_measured(result, trial.config, [] if run is None else [run]),
-        "outcome": Cell(outcome),
-    }
+def trial_table(result: TuningResult) -> list[SortedRow]:
+    best, rows = None if result.best is None else result.best.config, list[SortedRow]()
+    for trial in result.trials:
+        run, failure = trial.measurement, trial.failure
+        outcome = "measured, noisy" if run and run.noisy else "measured"
+        if failure is not None:
+            outcome = f"{FAILURE_TEXT[failure.kind]} ({failure.phase}): {failure.message}"
+        row = {
+            "trial": number(trial.number),
+            "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
+            **_settings(result, trial.config),
+            "samples/s": interval_cell(run.throughput if run else None),
+            **_measured(result, trial.config, [run] if run else []),
+            "outcome": Cell(outcome),
+        }
+        rows.append(SortedRow("failed" if failure else "measured", row, trial.config == best))
+    return rows
 
 
 def _settings(result: TuningResult, config: TrialConfig) -> Row:
-    """Those that are searched in any case, and those that this run was told to search or to fix."""
-    loader, asked = config.loader, {*result.config.tune, *(fixed.name for fixed in result.config.fix)}
+    """Those that are searched, and those that this run was told to fix."""
+    loader, fixed = config.loader, {each.name for each in result.config.fix}
     row = {
         "batch_size": number(loader.batch_size),
         "num_workers": number(loader.num_workers),
@@ -173,7 +152,7 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
         "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
         "recipe": Cell(recipe_text(config.recipe)),
     }
-    optional = {"prefetch_factor", "in_order", "persistent_workers"} - asked
+    optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
     assumed = result.assumed if config == result.yours else ()
     return {
         name: replace(cell, text=f"{cell.text} (assumed)") if name in assumed else cell
@@ -240,13 +219,12 @@ def view_text(view: View) -> "RenderableType":
 
     parts: list[RenderableType] = [Text(view.title, style="bold")] if view.title else []
     for each in (each for each in view.tables if each.rows):
-        table = RichTable(
-            title=each.title or None, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-        )
+        look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2, 0, 0)}
+        table = RichTable(title=each.title or None, **look)
         for number, column in enumerate(each.columns):
             table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
         for row in each.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*map(Text, row))
         parts.append(table)
     for section in (section for section in view.sections if section.lines):
         heading = [Text(section.title, style="bold")] if section.title else []

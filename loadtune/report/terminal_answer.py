@@ -4,6 +4,7 @@ In: a `TuningResult` and the file that holds everything else. Out: lines of at m
 longer. Where fp16 sums gradients over several batches, the code ends with line 15.
 """
 
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,21 +12,20 @@ from pathlib import Path
 
 from loadtune.records.answer import finalist_of, loader_kwargs
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.result import Finalist, TuningResult, Winner
-from loadtune.report.export import changed_statements, has_own_loader
+from loadtune.report.export import changed_lines, has_own_loader
 from loadtune.report.sentences import (
     batch_caution,
     best_with_changes,
     bottleneck_sentence,
     keep_text,
-    late_sentence,
     seen_once,
     steps,
     warning,
 )
+from loadtune.report.tables import interval_cell
 from loadtune.report.wording import gain_text, settings_text
-from loadtune.units import counted, number_text, ratio_text
+from loadtune.units import counted, ratio_text
 
 LINES, CODE_END, WIDTH = 22, 12, 100
 
@@ -35,11 +35,7 @@ _ASSUMED = ("batch_size", "num_workers", "pin_memory", "precision")
 
 
 def terminal_answer(
-    result: TuningResult,
-    report: Path | None = None,
-    resume_command: str | None = None,
-    *,
-    with_notes: bool = True,
+    result: TuningResult, report: Path | None = None, resume_command: str | None = None, *, with_notes: bool = True
 ) -> tuple[str, ...]:
     """`report` is the page, or the result where there is none; `resume_command` continues a run that was cut short.
 
@@ -47,9 +43,8 @@ def terminal_answer(
     """
     winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
     warnings = () if warned is None else (warned,)
-    if winner is None:
-        head, code, below, said = _wrapped([*warnings, *seen_once(result)]), list[str](), list[str](), list[str]()
-    else:
+    head, code, below, said = _wrapped([*warnings, *seen_once(result)]), list[str](), list[str](), list[str]()
+    if winner is not None:
         head, code = _wrapped([_headline(result, winner)]), _code(result, winner)
         code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
         changed = (f"{sentence} {code_of}" for sentence in best_with_changes(result))
@@ -59,12 +54,12 @@ def terminal_answer(
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
     said = [*_table(result, winner, room - len(said)), *said]
-    late, shown = late_sentence(result), list[str]()
-    for note in (*late, *(result.notes if with_notes else ())):
+    shown = list[str]()
+    for note in result.notes if with_notes else ():
         if len(_wrapped([*shown, note])) > room - len(said):
             break
         shown.append(note)
-    num_left = len(late) + len(result.notes) - len(shown)
+    num_left = len(result.notes) - len(shown)
     left = f", with {counted(num_left, 'more note' if shown else 'note')}" if num_left else ""
     end = [*_wrapped(shown), *([] if report is None else [f"Report{left}: {report}"]), *end]
     return _spaced(head, code, below, said, end)
@@ -99,12 +94,7 @@ def _headline(result: TuningResult, winner: Winner) -> str:
 
 
 def _rate(result: TuningResult, winner: Winner) -> str:
-    return f"{_figure(winner.throughput)} samples/s{_runs(result, winner.config)}"
-
-
-def _figure(found: Interval) -> str:
-    """``2,890 ± 479``; the value alone where there is no interval."""
-    return number_text(found.value) + ("" if found.half_width is None else f" ± {number_text(found.half_width)}")
+    return f"{interval_cell(winner.throughput).text} samples/s{_runs(result, winner.config)}"
 
 
 def _runs(result: TuningResult, config: TrialConfig | None) -> str:
@@ -125,12 +115,13 @@ def _code(result: TuningResult, winner: Winner) -> list[str]:
     """The loader, and what the recipe changes in a plain training step. Empty: the user's settings are the answer."""
     if winner.config == result.yours:
         return []
-    settings, step = loader_kwargs(result, winner.config), changed_statements(result, winner.config)
+    settings, step = loader_kwargs(result, winner.config), "\n".join(changed_lines(result, winner.config))
+    step = re.sub(r"\n(scaler\.(?:step|update))", r"; \1", step)  # to save two of few lines
     if result.yours is not None and loader_kwargs(result, result.yours) == settings:
-        return ["Your DataLoader is right as it is. All of the gain is in the training step:", *step]
+        return ["Your DataLoader is right as it is. All of the gain is in the training step:", *step.splitlines()]
     others = ["..."] if has_own_loader(result) else ["shuffle=True", "drop_last=True"]
     call = ", ".join(["dataset", *others, *(f"{name}={value!r}" for name, value in settings.items())])
-    return [*textwrap.wrap(f"loader = DataLoader({call})", WIDTH, subsequent_indent="    "), *step]
+    return [*textwrap.wrap(f"loader = DataLoader({call})", WIDTH, subsequent_indent="    "), *step.splitlines()]
 
 
 def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
@@ -139,31 +130,21 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     names |= {} if winner is None else {winner.config: "answer"}
     names |= {} if result.yours is None else {result.yours: "baseline"}
     names |= {found.config: "+ change" for found in result.finalists if found.config.remedies}
-    ranked = sorted(
-        (found for found in result.finalists if found.runs),
-        key=lambda found: (found.config not in names, -found.samples_per_s),
-    )
+    ranked = sorted(result.finalists, key=lambda found: (found.config not in names, -found.samples_per_s))
     shown = sorted(ranked[: max(0, room - 1)], key=lambda found: -found.samples_per_s)
     if not shown:
         return []
-    title = f"{result.config.workload.title} on {result.device.name}, measured alternately"
-    rows = [
-        (
-            names.get(found.config, ""),
-            _settings(result, found),
-            _figure(found.throughput),
-            str(len(found.runs)),
-        )
-        for found in shown
-    ]
-    label = max(len(name) for name, *_ in rows)
-    rate = max(len("samples/s (95%)"), *(len(figure) for _, _, figure, _ in rows))
-    room_for_words = WIDTH - rate - len("  runs") - 2
-    lines = [f"{title[:room_for_words]:<{room_for_words}}  {'samples/s (95%)':>{rate}}  runs"]
-    for name, words, figure, count in rows:
-        first = textwrap.shorten(words, room_for_words - label - 2, placeholder=" …")
-        lines.append(f"{f'{name:<{label}}  {first}':<{room_for_words}}  {figure:>{rate}}  {count:>4}")
-    return lines
+    labels = [names.get(found.config, "") for found in shown]
+    label = max(map(len, labels))
+    figures = ["samples/s (95%)", *(interval_cell(found.throughput).text for found in shown)]
+    rate = max(map(len, figures))
+    words = WIDTH - rate - len("  runs") - 2
+    left = [f"{result.config.workload.title} on {result.device.name}, measured alternately"]
+    for name, found in zip(labels, shown, strict=True):
+        settings = textwrap.shorten(_settings(result, found), words - label - 2, placeholder=" …")
+        left.append(f"{name:<{label}}  {settings}")
+    runs = ["runs", *(len(found.runs) for found in shown)]
+    return [f"{w:<{words}}  {f:>{rate}}  {r:>4}" for w, f, r in zip(left, figures, runs, strict=True)]
 
 
 def _settings(result: TuningResult, found: Finalist) -> str:

@@ -25,10 +25,7 @@ RESOURCE_TEXT: Mapping[Resource, str] = {
     "device": "the GPU",
 }
 
-STAGE_TEXT: Mapping[str, str] = {
-    "study": "search",
-    "verify": "verify memory",
-}
+STAGE_TEXT: Mapping[str, str] = {"study": "search", "verify": "verify memory"}
 """Stages whose name in the result is not what a user reads."""
 
 FAILURE_TEXT: Mapping[FailureKind, str] = {

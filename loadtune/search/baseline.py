@@ -73,35 +73,36 @@ def _batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
     }
     asked = {option: int(size) for option, size in sizes.items() if size is not None}
     fixed, length, least = facts.fixed_batch_size, facts.dataset_length, facts.min_batch_size
-    largest, own = config.max_batch_size, config.yours.batch_size or 0
+    loader, largest, own = facts.own_loader, config.max_batch_size, config.yours.batch_size or 0
     for option, size in asked.items():
         is_limit = option == "--max-batch-size"
-        if fixed is not None and size != fixed and not (is_limit and fixed <= size):
+        if fixed is not None and (size < fixed if is_limit else size != fixed):
             yield (
                 f"{option} is {size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
                 f" Leave {option} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
             )
         if length is not None and size > length and not is_limit:
-            epoch = f"but an epoch has only {counted(length, 'sample')}"
-            is_own = facts.own_loader is not None and size == facts.own_loader.batch_size
+            is_own = loader is not None and size == loader.batch_size
             yield (
-                f"Your loader has batch_size={size}, {epoch}. Use a smaller batch size, or a longer dataset or stream."
-                if is_own
-                else f"{option} is {size}, {epoch}. It must be from 1 to {length:,}."
+                f"{'Your loader has batch_size=' if is_own else f'{option} is '}{size}, but an epoch has only "
+                f"{counted(length, 'sample')}. Use a batch size from 1 to {length:,}, or a longer dataset or stream."
             )
-    if fixed is None and facts.own_loader is not None and largest is not None and own > largest:
+        if size < least:
+            yield _too_small(f"{option} {size}", least)
+    if fixed is None and loader is not None and largest is not None and own > largest:
         yield (
             f"The baseline's batch size is {own}, as in your loader, more than --max-batch-size {largest}. Raise "
             "--max-batch-size, or give a smaller baseline with --batch-size."
         )
-    allowed = {f"{option} {size}": size for option, size in asked.items()}
-    allowed |= {} if length is None else {f"an epoch has {counted(length, 'sample')}": length}
-    for found, size in allowed.items():
-        if size < least:
-            yield (
-                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
-                f"Allow {least} or more, or use another model."
-            )
+    if length is not None and length < least:
+        yield _too_small(f"an epoch has {counted(length, 'sample')}", least)
+
+
+def _too_small(found: str, least: int) -> str:
+    return (
+        f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
+        f"Allow {least} or more, or use another model."
+    )
 
 
 def _other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:

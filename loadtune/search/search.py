@@ -1,20 +1,18 @@
 """Which configuration is tried next, and when enough were tried. Pure.
 
-The throughput model proposes by expected improvement (`model.answers`), after the user's own settings. What the model
-does not know, prefetch_factor, is tried at the end on the best configuration.
+The throughput model proposes by expected improvement (`model.answers`), after the user's own settings.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtune.model.answers import WORTH, Proposal, is_enough, propose
-from loadtune.model.fit import SEGMENT_SD, Segments, ThroughputModel, points_of
-from loadtune.model.resources import Job, Points
+from loadtune.model.answers import WORTH, is_enough, of_segment, propose
+from loadtune.model.fit import SEGMENT, Segments, ThroughputModel
+from loadtune.model.resources import POINT, Job, Points
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval
@@ -22,8 +20,6 @@ from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Trial, TrialOrigin
 from loadtune.search.segment import expected_seconds
 from loadtune.search.space import WAITS, SearchSpace, is_alike, size
-
-T = TypeVar("T")
 
 MOST = 400
 """Configurations that a proposal weighs: those with the highest predicted throughput that can be tried in time."""
@@ -63,12 +59,10 @@ class Search:
     _held: list[bool] = field(default_factory=list)
     _fitted: ThroughputModel | None = None
     _all: list[TrialConfig] | None = None
-    too_long: list[TrialConfig] = field(default_factory=list)
-    """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
     ended: str = ""
     """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
     broken: str | None = None
-    """Why the model does not answer. None: it does. Without it configurations are ranked as they were measured."""
+    """Why the model cannot be fitted. None: it can. Without it configurations are ranked as they were measured."""
 
     def saw(self, trial: Trial) -> None:
         """An outcome, also one of before an interruption."""
@@ -81,97 +75,59 @@ class Search:
         if trial.predicted is not None and trial.origin == "search":
             self._held.append(bool(trial.predicted.holds(measured.samples_per_s)))
 
-    def next(self, room: int, left_s: float = math.inf) -> Next | None:
+    def next(self, left_s: float = math.inf) -> Next | None:
         """What to try next. None: nothing is left that is worth a trial.
 
-        ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
-        ``left_s``: seconds for them. A configuration whose queue could not be turned over once in it is not tried, nor
-        one that could not be measured again afterwards.
+        ``left_s``: seconds for trials. A configuration whose queue could not be turned over once in it is not tried,
+        nor one that could not be measured again afterwards.
         """
         self.ended = ""
         seen = {*self._failed, *(config for config, _ in self._tried)}
         if self.yours is not None and self.yours not in seen and self.feasible([self.yours]):
             return Next(config=self.yours, origin="yours")
-        return self._proposed(seen, room, left_s) or self._changed(seen)
-
-    def _proposed(self, seen: set[TrialConfig], room: int, left_s: float) -> Next | None:
-        configs, ran = self.able(), {self.space.as_modelled(config) for config, _ in self._known()}
+        configs, ran = self.able(), {self.space.nearest(config) for config, _ in self._known()}
         places = [at for at, config in enumerate(configs) if config in ran]
         if len(places) == len(configs):
             self.ended = "every configuration that can run was tried"
             return None
-        if not places:  # nothing ran yet, or what ran no longer fits
-            return self._guessed(configs)
-        left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
-
-        def proposed(model: ThroughputModel) -> tuple[list[TrialConfig], Proposal]:
-            everywhere = points_at(configs, self.job)
-            mean, most = model.mean(everywhere), model.most(everywhere)
-            longer = self._seconds(configs, np.exp(mean)) > left_s
-            faster = np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
-            self.too_long = [configs[at] for at in np.flatnonzero(longer & faster)]
-            highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
-            weighed = sorted({*(at for at in highest if not longer[at]), *places})
-            able, tried = [configs[at] for at in weighed], [weighed.index(at) for at in places]
-            points = points_at(able, self.job)
-            return able, propose(
-                model, points, tried, lambda rates: self._seconds(able, rates), left_s, model.most(points)
-            )
-
-        asked = self._asked(proposed)
-        if asked is None:
+        model, points = self.model(), points_at(configs, self.job)
+        if model is None:
             self.ended = str(self.broken)
             return None
-        configs, found = asked
-        if self.too_long and found.expected < WORTH:
-            return None
+        mean, most = model.mean(points), model.most(points)
+        took_s = self._seconds(configs, np.exp(mean))
+        if not places:  # nothing ran yet, or what ran no longer fits: the quickest of those expected to be best
+            at = int(np.where(mean >= mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
+            return Next(config=configs[at], origin="search", predicted=of_segment(model.predict(points[[at]]), 0))
+        left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
+        longer, faster = took_s > left_s, np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
+        highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
+        weighed = sorted({*(at for at in highest if not longer[at]), *places})
+        tried = [weighed.index(at) for at in places]
+        found = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
+        if found.expected < WORTH and (longer & faster).any():
+            return None  # for want of time
         if is_enough(found, self._held):
             self.ended = "no other configuration is likely to be faster"
             return None
-        if room <= sum(each not in seen for each in self._variants(configs[found.best])):
-            return None
-        predicted = _predicted(found.log_rate, found.sd)
-        return Next(config=configs[found.index], origin="search", predicted=predicted, expected=found.expected)
-
-    def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
-        """Without any measurement to compare with: what the calibrations alone say is fastest."""
-        found = ThroughputModel(self.job).predict(points_at(configs, self.job))
-        took_s = self._seconds(configs, np.exp(found.mean))
-        at = int(np.where(found.mean >= found.mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
-        sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
-        return Next(config=configs[at], origin="search", predicted=_predicted(float(found.mean[at]), sd))
-
-    def _changed(self, seen: set[TrialConfig]) -> Next | None:
-        """The best configuration with another prefetch_factor, which the model does not know."""
-        plain = (config for config in self.ranked() if not config.remedies)
-        best = next((config for config in plain if config == self.space.as_modelled(config)), None)
-        variants = [] if best is None else self._variants(best)
-        return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
-
-    def _variants(self, config: TrialConfig) -> Sequence[TrialConfig]:
-        """With each other prefetch_factor that is searched and was not tried, beside an earlier best neither."""
-        point, known = self.space.point(config), {config.loader.prefetch_factor}
-        known |= {c.loader.prefetch_factor for c, _ in self._tried if not self.is_modelled(c) and c != self.yours}
-        others = [each for each in self.space.prefetch_factors if each not in known]
-        variants = [self.space.at({**point, "prefetch_factor": each}) for each in others]
-        return self.feasible([each for each in variants if each != config])
+        config = configs[weighed[found.index]]
+        return Next(config=config, origin="search", predicted=found.predicted, expected=found.expected)
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
 
         The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
         """
-        known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self.is_modelled(c))
-        others = {c: m.score for c, m in self._tried if not self.is_modelled(c)}
-        found = sorted([*self._by_expectation(list(known)), *others.items()], key=lambda each: -each[1])
-        return [config for config, _ in found]
+        known = dict.fromkeys(self.space.nearest(config) for config, _ in self._known())
+        others = {config: measured.score for config, measured in self._tried if not self.is_modelled(config)}
+        scores = self._by_expectation(list(known)) | others
+        return sorted(scores, key=lambda config: -scores[config])
 
     def best_at(self, batch_size: int) -> list[TrialConfig]:
         """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
         the others, best first."""
         ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
-        best_first = [config for config, _ in ranked]
-        return list(dict.fromkeys([*best_first[:1], *_smallest(ranked), *best_first]))
+        return list(dict.fromkeys([*list(ranked)[:1], *_smallest(ranked), *ranked]))
 
     def highest(self) -> TrialConfig | None:
         """What read highest without changes of the code, whatever the model makes of it. None: nothing ran."""
@@ -186,11 +142,16 @@ class Search:
         """The best expected with changes of the code, of those that ran if any did. None: there is none."""
         able = [config for config in self.able() if config.remedies]
         ran = [config for config, _ in self._tried if config in able]
-        return next((config for config, _ in self._by_expectation(ran or able)), None)
+        return next(iter(self._by_expectation(ran or able)), None)
 
     def model(self) -> ThroughputModel | None:
-        """Fitted to what was tried. None: nothing was, or it cannot be fitted."""
-        return self._asked(lambda model: model) if self._known() else None
+        """Fitted to what was tried. None: that cannot be, see `broken`."""
+        if self._fitted is None and self.broken is None:
+            try:
+                self._fitted = ThroughputModel(self.job, segments_of(self._known(), self.job))
+            except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
+                self.broken = f"the throughput model does not fit what was measured ({error})"
+        return self._fitted
 
     def _known(self) -> list[tuple[TrialConfig, Measurement]]:
         """The trials that the model can be fitted to."""
@@ -202,63 +163,43 @@ class Search:
             self._all = list(self.space.modelled())
         return [config for config in self.feasible(self._all) if config not in self._failed]
 
-    def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[tuple[TrialConfig, float]]:
-        """Best first, each with its expected score; without those that could not be run twice in the time left."""
-        scores = self._expected(configs)
-        tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
-        took_s = self._seconds(configs, np.array(scores)) if any(scores) else scores
-        found = [
-            (config, score)
-            for config, score, seconds in zip(configs, scores, took_s, strict=True)
-            if seconds <= most_s or self.space.as_modelled(config) in tried
-        ]
-        return sorted(found, key=lambda each: -each[1])
+    def _by_expectation(self, configs: Sequence[TrialConfig]) -> dict[TrialConfig, float]:
+        """Best first, each with its expected rate; without those that could not be run twice in the time left."""
+        rates = self._rates(configs)
+        took_s, most_s = self._seconds(configs, rates), self.left_s() / MIN_RUNS
+        tried = {config for config, _ in self._known()}
+        return {
+            configs[at]: float(rates[at])
+            for at in np.argsort(-rates, kind="stable")
+            if took_s[at] <= most_s or self.space.nearest(configs[at]) in tried
+        }
 
     def expected_s(self, config: TrialConfig) -> float:
-        """What measuring it takes, by the model. 0: its precision was not searched, or the model does not answer."""
-        if config.precision not in self.space.recipes:
+        """What measuring it takes, by the model. 0: there is none, or its precision was not searched."""
+        if config.precision not in self.space.recipes or self.model() is None:
             return 0.0
-        score = self._expected([self.space.as_modelled(config)])[0]
-        return float(self._seconds([config], np.array([score]))[0]) if score > 0 else 0.0
+        return float(self._seconds([config], self._rates([self.space.nearest(config)]))[0])
+
+    def _rates(self, configs: Sequence[TrialConfig]) -> NDArray[np.float64]:
+        """Expected samples/s. Without a model as they were measured, and 0 where they were not."""
+        if (model := self.model()) is not None:
+            return np.exp(model.mean(points_at(configs, self.job)))
+        measured = {self.space.nearest(config): run.samples_per_s for config, run in self._known()}
+        return np.array([measured.get(config, 0.0) for config in configs])
 
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
+        with np.errstate(divide="ignore"):  # a rate of 0 takes for ever
             return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
-
-    def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
-        known = self._known()
-        if not configs or not known:
-            return [0.0 for _ in configs]
-        found = self._asked(lambda model: model.predict(points_at(configs, self.job)).mean)
-        if found is None:
-            measured = {self.space.as_modelled(config): measurement.samples_per_s for config, measurement in known}
-            return [measured.get(config, 0.0) for config in configs]
-        return [float(rate) for rate in np.exp(found)]
-
-    def _asked(self, ask: Callable[[ThroughputModel], T]) -> T | None:
-        """What the model answers. None: what was measured cannot be fitted, see `broken`."""
-        try:
-            if self._fitted is None:
-                self._fitted = ThroughputModel(self.job, segments_of(self._known(), self.job))
-            return ask(self._fitted)
-        except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
-            self.broken = f"the throughput model does not fit what was measured ({error})"
-            return None
 
     def is_modelled(self, config: TrialConfig) -> bool:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""
-        return is_alike(self.space.as_modelled(config), config)
+        return is_alike(self.space.nearest(config), config)
 
 
-def _predicted(log_rate: float, sd: float) -> Interval:
-    low, rate, high = (math.exp(log_rate + times * sd) for times in (-1.96, 0, 1.96))
-    return Interval(value=rate, low=low, high=high)
-
-
-def _smallest(ranked: Sequence[tuple[TrialConfig, float]]) -> list[TrialConfig]:
+def _smallest(ranked: Mapping[TrialConfig, float]) -> list[TrialConfig]:
     """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
-    near = [config for config, score in ranked if score >= AS_GOOD * ranked[0][1]]
-    return sorted(near, key=size)[:1]
+    best = max(ranked.values(), default=0.0)
+    return sorted((config for config, rate in ranked.items() if rate >= AS_GOOD * best), key=size)[:1]
 
 
 # What a run found, as the throughput model takes it
@@ -297,58 +238,39 @@ def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float,
 def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
     recipes, codes = list(job.compute), [each.changes for each in job.codes]
     settings = [(c.batch_size, c.loader.num_workers, c.loader.pin_memory, recipes.index(c.precision)) for c in configs]
-    return points_of(settings, [codes.index(config.remedies) for config in configs])
+    rows = [(*each, codes.index(config.remedies)) for each, config in zip(settings, configs, strict=True)]
+    return np.array(rows, POINT)
 
 
 def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], job: Job) -> Segments:
-    return Segments(
-        points=points_at([config for config, _ in trials], job),
-        rates=np.array([measured.samples_per_s for _, measured in trials]),
-        make_s=np.array([_make_s(config, measured) for config, measured in trials]),
-        device_s=np.array([_device_s(measured) for _, measured in trials]),
-        pin_s=np.array([_pin_s(config, measured) for config, measured in trials]),
-        cpu_s=np.array([_cpu_s(config, measured, job) for config, measured in trials]),
-        num=np.ones(len(trials)),
-    )
+    points = points_at([config for config, _ in trials], job).tolist()
+    rows = [
+        (*point, measured.samples_per_s, *_parts(config, measured, job))
+        for point, (config, measured) in zip(points, trials, strict=True)
+    ]
+    return np.array(rows, SEGMENT)
 
 
-def _make_s(config: TrialConfig, measured: Measurement) -> float:
-    """Wall seconds for a sample of a worker, or of the training process with 0 workers; NaN where that was not seen.
+def _parts(config: TrialConfig, measured: Measurement, job: Job) -> tuple[float, ...]:
+    """Seconds a sample of each part of a segment, in the order of `PART_SD`; NaN where it was not seen.
 
-    Without workers training waits for the loader as long as that takes, and, where it pins, for that too.
+    Without workers training waits for the loader as long as that takes, and, where it pins, for that too. A pinning
+    thread is timed over the windows in which batches were always queued for it. Where samples hardly wait, their CPU
+    seconds are as much as those of a worker's clock.
     """
-    if not config.loader.num_workers and not config.loader.pin_memory:
-        num_samples = sum(window.num_samples for window in measured.windows)
-        return sum(window.wait_s for window in measured.windows) / num_samples or float("nan")
-    num_made = sum(worker.num_made for worker in measured.workers)
-    if not num_made:
-        return float("nan")
-    return sum(worker.made_s for worker in measured.workers) / num_made / config.batch_size
-
-
-def _device_s(measured: Measurement) -> float:
-    """Seconds a sample in which the device copied and computed; NaN where that was not measured."""
-    windows = measured.windows
-    if any(window.copy_s is None or window.compute_s is None for window in windows):
-        return float("nan")
-    busy_s = sum((window.copy_s or 0.0) + (window.compute_s or 0.0) for window in windows)
-    return busy_s / sum(window.num_samples for window in windows)
-
-
-def _pin_s(config: TrialConfig, measured: Measurement) -> float:
-    """Seconds a sample of the pinning thread, over the windows in which batches were always queued for it; NaN where
-    there are none, or it pinned nothing."""
-    busy = [window for window in measured.windows if window.num_pinned and (window.least_unpinned or 0) > 0]
-    num_pinned = sum(window.num_pinned or 0 for window in busy)
-    if not num_pinned or not config.loader.pin_memory or not config.loader.num_workers:
-        return float("nan")
-    return sum(window.seconds for window in busy) / num_pinned / config.batch_size
-
-
-def _cpu_s(config: TrialConfig, measured: Measurement, job: Job) -> float:
-    """CPU seconds a sample of the workers; NaN where there are none, it was not read, or samples hardly wait: then
-    `_make_s` is as much."""
-    seen, hardly_waits = measured.telemetry, job.sample_s < WAITS * job.sample_cpu_s
-    if not config.loader.num_workers or hardly_waits or seen is None or not seen.workers_cpu_cores:
-        return float("nan")
-    return seen.workers_cpu_cores / measured.samples_per_s
+    windows, loader, seen = measured.windows, config.loader, measured.telemetry
+    make_s = device_s = pin_s = cpu_s = math.nan
+    num_samples = sum(window.num_samples for window in windows)
+    if not loader.num_workers and not loader.pin_memory:
+        make_s = sum(window.wait_s for window in windows) / num_samples
+    else:
+        make_s = measured.refill_s / config.batch_size
+    busy_s = [w.copy_s + w.compute_s for w in windows if w.copy_s is not None and w.compute_s is not None]
+    if len(busy_s) == len(windows):
+        device_s = sum(busy_s) / num_samples
+    busy = [(window.seconds, window.num_pinned) for window in windows if window.num_pinned and window.least_unpinned]
+    if busy and loader.num_workers and loader.pin_memory:
+        pin_s = sum(seconds for seconds, _ in busy) / sum(number for _, number in busy) / config.batch_size
+    if loader.num_workers and seen is not None and job.sample_s >= WAITS * job.sample_cpu_s:
+        cpu_s = (seen.workers_cpu_cores or 0.0) / measured.samples_per_s
+    return tuple(part or math.nan for part in (make_s, device_s, pin_s, cpu_s))

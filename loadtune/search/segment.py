@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import is_barred
 from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure, Window, non_finite_loss, samples_per_s
+from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss, samples_per_s
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run import Run
@@ -117,10 +117,9 @@ def expected_seconds(
 ) -> NDArray[np.float64]:
     """What the shortest segment of each loader takes at these samples/s, a worker loading a sample in ``sample_s``:
     start and fill, a round of the workers that settles, one turnover of the queue."""
-    batches = np.array([loader.batch_size for loader in loaders], float)
-    workers = np.array([loader.num_workers for loader in loaders], float)
-    measured = [max(FEWEST_STEPS, loader.num_prefetched) for loader in loaders]
-    steps = workers + np.array(measured, float) + WARM_STEPS
+    settings = [(each.batch_size, each.num_workers, max(FEWEST_STEPS, each.num_prefetched)) for each in loaders]
+    batches, workers, measured = np.array(settings, float).reshape(-1, 3).T
+    steps = workers + measured + WARM_STEPS
     return np.asarray(LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + steps / rates))
 
 
@@ -148,13 +147,11 @@ def run_trial(
     if seen and seen[-1].loss_is_finite is False:
         return non_finite_loss(config.precision, seen, phase="training")
     if segment.gave_up:
-        message = (
-            f"it trained {counted(sum(w.num_steps for w in seen), 'step')} in {seconds_text(clock.now() - started)}"
-        )
+        steps = counted(sum(window.num_steps for window in seen), "step")
+        message = f"it trained {steps} in {seconds_text(clock.now() - started)}"
         return TrialFailure(kind="too_slow", phase="training", message=message)
     if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
-    refill_s = _batch_s(run) if config.loader.num_workers else 0.0
     return Measurement(
         windows=tuple(segment.kept),
         first_batch_s=run.first_batch_s,
@@ -162,19 +159,10 @@ def run_trial(
         peak_allocated_bytes=run.peak_allocated_bytes,
         telemetry=sensor.between(segment.kept[0].start_s, segment.kept[-1].end_s),
         noisy=not segment.settled,
-        workers=run.workers,
         epoch_samples=epoch_samples,
-        restart_s=0.0 if config.loader.keeps_workers else max(run.ready_s, run.first_batch_s - refill_s),
-        refill_s=refill_s,
+        restart_s=0.0 if config.loader.keeps_workers else max(run.ready_s, run.first_batch_s - run.batch_s),
+        refill_s=run.batch_s,
     )
-
-
-def _batch_s(run: TrainingRun) -> float:
-    """In which a worker made a batch, mean over all. A first one, which opens files, only where there was no other."""
-    num_made = sum(worker.num_made for worker in run.workers)
-    if num_made == 0:
-        return run.first_batch_s - run.ready_s
-    return sum(worker.made_s for worker in run.workers) / num_made
 
 
 # In a run

@@ -25,16 +25,10 @@ FINE_WORKERS = 8
 
 COARSE_STEP = 1.2
 
-PREFETCH_FACTORS = (1, 2, 4, 8)
-"""PyTorch's default is 2; what 8 batches a worker do not hide, more do not either, at twice the memory."""
-
 EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
 
-MODELLED: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory", "precision", "code")
-"""What the throughput model knows, in the order of `SearchSpace.config`."""
-
-_LOADER_AXES: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory", "prefetch_factor")
+_LOADER_AXES: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory")
 
 WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
@@ -73,9 +67,8 @@ class SearchSpace:
     recipes: Mapping[Precision, Recipe]
     ceilings: Mapping[Precision, int]
     """Largest batch per precision."""
-    prefetch_factors: tuple[int, ...] = (2,)
     others: LoaderConfig = USUAL
-    """The loader's other settings, which all configurations share: in_order and persistent_workers."""
+    """The loader's other settings, which all configurations share: prefetch_factor, in_order, persistent_workers."""
     codes: tuple[Code, ...] = ()
     """Beside the code as it is."""
 
@@ -87,17 +80,8 @@ class SearchSpace:
             "num_workers": self.num_workers,
             "pin_memory": self.pin_memory,
             "precision": tuple(self.recipes),
-            "prefetch_factor": self.prefetch_factors,
         }
         return axes | ({"code": (UNCHANGED, *(code.name for code in self.codes))} if self.codes else {})
-
-    def config(
-        self, batch_size: int, num_workers: int, pin_memory: bool, precision: Precision, code: str = UNCHANGED
-    ) -> TrialConfig:
-        """These, with PyTorch's prefetch_factor, or the nearest that is searched."""
-        loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
-        point = self.point(TrialConfig(loader=loader, recipe=self.recipes[precision]))
-        return self.at({**point, "code": code})
 
     def at(self, point: Mapping[Axis, Any]) -> TrialConfig:
         """The configuration at a point that names a value of every axis; without a code that is nothing there."""
@@ -113,25 +97,23 @@ class SearchSpace:
         return {name: _nearest(axis, _setting(config, name)) for name, axis in self.axes.items()}
 
     def modelled(self) -> Iterator[TrialConfig]:
-        """Every configuration that fits, once, with the defaults of what the throughput model does not know."""
-        values = [self.axes.get(name, (UNCHANGED,)) for name in MODELLED]
-        every = (self.config(*each) for each in product(*values))
-        return (config for config in dict.fromkeys(every) if self.excess(config) <= 0)
+        """Every configuration that fits, once."""
+        axes = self.axes
+        every = (self.at(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+        return (config for config in dict.fromkeys(every) if self.fits(config))
 
-    def as_modelled(self, config: TrialConfig) -> TrialConfig:
-        """The same with the defaults of what the throughput model does not know."""
-        loader = config.loader
-        code = "+".join(config.remedies) or UNCHANGED
-        return self.config(loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, code)
+    def nearest(self, config: TrialConfig) -> TrialConfig:
+        """The configuration itself, or the nearest to it that the space has."""
+        return self.at(self.point(config))
 
-    def excess(self, config: TrialConfig) -> int:
-        """Samples by which a batch is above its precision's ceiling; 0 or less: it fits."""
-        return config.batch_size - self.ceilings[config.precision]
+    def fits(self, config: TrialConfig) -> bool:
+        """Whether its batch is within its precision's ceiling."""
+        return config.batch_size <= self.ceilings[config.precision]
 
 
-def size(config: TrialConfig) -> tuple[int, int, int]:
-    """What a configuration costs a user: workers first, then batch, then batches kept ahead."""
-    return config.loader.num_workers, config.batch_size, config.loader.num_prefetched
+def size(config: TrialConfig) -> tuple[int, int]:
+    """What a configuration costs a user: workers first, then batch."""
+    return config.loader.num_workers, config.batch_size
 
 
 def is_alike(one: TrialConfig, other: TrialConfig) -> bool:
@@ -181,7 +163,7 @@ def search_space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Reci
         run.num_workers = _num_workers(run, facts, run.yours)
         run.save()
     usual = facts.own_loader or USUAL
-    prefetched = PREFETCH_FACTORS if "prefetch_factor" in config.tune else (usual.prefetch_factor,)
+    (prefetch_factor,) = _fixed(config, "prefetch_factor", (usual.prefetch_factor,))
     (in_order,) = _fixed(config, "in_order", (usual.in_order,))
     (persistent,) = _fixed(config, "persistent_workers", (True,))
     return SearchSpace(
@@ -190,8 +172,7 @@ def search_space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Reci
         pin_memory=_fixed(config, "pin_memory", (False, True) if run.device.kind == "cuda" else (False,)),
         recipes=chosen,
         ceilings=ceilings,
-        prefetch_factors=_fixed(config, "prefetch_factor", prefetched),
-        others=replace(USUAL, in_order=in_order, persistent_workers=persistent),
+        others=replace(USUAL, prefetch_factor=prefetch_factor, in_order=in_order, persistent_workers=persistent),
     )
 
 
@@ -270,6 +251,6 @@ def _assumed_batch(run: Run, facts: WorkloadFacts, precision: Precision, ceiling
     """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
     take longer than `STEP_S`, or its precision does not train it."""
     points = [p for choice in run.recipes for p in choice.points if p.recipe.precision == precision]
-    largest = min(ASSUMED_BATCH, max((STEP_S * p.quickest_per_s for p in points), default=ASSUMED_BATCH))
-    bounds = (None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
-    return max(facts.smallest_batch, power_of_two_to(min(largest, *(each for each in bounds if each is not None))))
+    within_s = max((STEP_S * point.quickest_per_s for point in points), default=ASSUMED_BATCH)
+    bounds = (ASSUMED_BATCH, within_s, None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
+    return max(facts.smallest_batch, power_of_two_to(min(bound for bound in bounds if bound is not None)))

@@ -63,46 +63,38 @@ class OptunaStudy:
         *,
         known: Sequence[Trial] = (),
     ) -> None:
-        self._space, self._save = space, save
-        self._worst: float | None = None
+        self._space = space
+        self._save: Callable[[Callable[[], bytes]], None] = lambda content: None
+        self._worst = math.inf
         self._sampler = SearchSampler(space)
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._storage = _storage(self._database)
         with _quiet():
             self._study = optuna.create_study(
-                study_name=STUDY_NAME,
-                storage=self._storage,
-                direction="maximize",
-                sampler=self._sampler,
+                study_name=STUDY_NAME, storage=self._storage, direction="maximize", sampler=self._sampler
             )
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
         self._storage.set_study_system_attr(study_id, "study:metric_names", ["samples/s"])
         for trial in known:
-            if trial.outcome is None or not is_alike(space.at(space.point(trial.config)), trial.config):
+            if trial.outcome is None or not is_alike(space.nearest(trial.config), trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue
-            self._ask(trial.config)
-            self._tell(trial)
-        self._changed()
+            self.ask(trial.config)
+            self.tell(trial)
+        self._save = save
+        self._save(self._database.serialize)
 
     def ask(self, config: TrialConfig) -> None:
         """Begin a trial of this configuration."""
-        self._ask(config)
-        self._changed()
-
-    def tell(self, trial: Trial) -> None:
-        """The outcome of the trial that was begun."""
-        self._tell(trial)
-        self._changed()
-
-    def _ask(self, config: TrialConfig) -> None:
         self._sampler.proposed = config
         self._running = self._study.ask()
         for name, axis in self._space.axes.items():
             self._running.suggest_categorical(str(name), axis)
+        self._save(self._database.serialize)
 
-    def _tell(self, trial: Trial) -> None:
+    def tell(self, trial: Trial) -> None:
+        """The outcome of the trial that was begun."""
         asked, measured = self._running, trial.measurement
         attrs: dict[str, Any] = {"origin": trial.origin, "feasible": measured is not None}
         if trial.predicted is not None:
@@ -110,19 +102,17 @@ class OptunaStudy:
             shown = {"predicted": said.value, "predicted_low": said.low, "predicted_high": said.high}
             attrs |= {name: float(f"{value:.4g}") for name, value in shown.items()}
         if measured is None:
-            value = math.nextafter(self._worst or 0.0, 0.0)
+            value = math.nextafter(0.0 if math.isinf(self._worst) else self._worst, 0.0)
             attrs["infeasible"] = trial.failure.message if trial.failure else "not measured"
         else:
             value = measured.score
-            self._worst = value if self._worst is None else min(self._worst, value)
+            self._worst = min(self._worst, value)
         for name, attr in attrs.items():
             asked.set_user_attr(name, attr)
         # Not by set_constraint: optuna-dashboard (0.21) looks for feasibility in this list, and Optuna 5 reads it, too.
         excess = 0.0 if measured is not None else 1.0
         self._storage.set_trial_system_attr(asked._trial_id, "constraints", [excess])
         self._study.tell(asked, value)
-
-    def _changed(self) -> None:
         self._save(self._database.serialize)
 
 

@@ -6,31 +6,104 @@ on trial reports what goes wrong as `PoolFailedError` instead of raising it into
 """
 
 import contextlib
+import heapq
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.util import get_temp_dir
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from loadtune.stream import torch_private as private
-from loadtune.stream.batches import IndexStream
 from loadtune.stream.sample_table import SampleTable
-from loadtune.stream.settings import Settings, Switch, start_method
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
-from loadtune.stream.worker_rows import RowWriter, SampleError, watch_fetcher
+from loadtune.stream.worker_rows import RowWriter, SampleError, watched
 
+READY_LIMIT_S = 120.0
+"""A pool on trial whose workers take longer to start is withdrawn."""
+HANG_S = 60.0
+"""A pool on trial that gives no batch for so long is withdrawn."""
 _KILL_S = 1.0
 """Killed workers end at once; this is for a machine that is too busy to let them."""
 _FORK_SLICE_S = 0.05
 """Seconds that one step of the loop may spend on forking workers, one worker at least."""
 
 
+class IndexStream:
+    """Draws numbered index batches in the sampler's order, for all pools of an epoch; those taken back come first."""
+
+    def __init__(self, source: Callable[[], Iterator[Any]]) -> None:
+        """``source``: begins an epoch: an iterator of index batches, or of indices where there are no batches."""
+        self._source = source
+        self._again: list[tuple[int, Any]] = []
+        self.num_delivered = self.num_samples = 0
+        """Batches and samples in all epochs. A batch that was asked for by a single index counts as one sample."""
+        self.last: Any = None
+        """The index batch that was delivered last."""
+        self.error: Exception | None = None
+        """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Forget what was drawn and draw from the beginning of the next epoch."""
+        self._again.clear()
+        self._num_drawn = 0
+        self.limit: int | None = None
+        """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
+        self._iterator = self._source()
+
+    @property
+    def position(self) -> int:
+        """The number in the epoch of the batch that is drawn next."""
+        return self._again[0][0] if self._again else self._num_drawn
+
+    @property
+    def is_held_back(self) -> bool:
+        return self.limit is not None and self.position >= self.limit
+
+    def draw(self) -> tuple[int, Any]:
+        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end and the limit."""
+        if self.is_held_back:
+            raise StopIteration
+        if self._again:
+            return heapq.heappop(self._again)
+        try:
+            indices = next(self._iterator)
+        except Exception as error:
+            if not isinstance(error, StopIteration):
+                self.error = error
+            raise
+        self._num_drawn += 1
+        return self._num_drawn - 1, indices
+
+    def peek(self) -> None:
+        """Let the sampler draw its first random numbers now, as it does in torch where there are workers."""
+        if self._num_drawn == 0:
+            with contextlib.suppress(StopIteration):
+                self.take_back([self.draw()])
+
+    def delivered(self, drawn: tuple[int, Any]) -> None:
+        """This batch reached the loop, or its exception did."""
+        self.last = drawn[1]
+        self.num_delivered += 1
+        self.num_samples += len(self.last) if isinstance(self.last, list | tuple) else 1
+
+    def take_back(self, drawn: Iterable[tuple[int, Any]]) -> None:
+        """Nobody loads these any more; they are drawn again."""
+        for each in drawn:
+            heapq.heappush(self._again, each)
+
+
 class PoolFailedError(Exception):
     """A pool on trial failed to start, died, hung or raised. Its message says which; `__cause__` is torch's error."""
+
+    num_workers = 0
+    """Of the pool."""
 
 
 class _Fed:
@@ -39,11 +112,15 @@ class _Fed:
     # torch's constructor assigns a seed that it draws; this one is always the seed that was given.
     _base_seed = property(lambda self: self._given_seed, lambda self, drawn: None)
 
-    settings: Settings
-    switch: Switch | None = None
-    """That asked for it, until its first batch was delivered. None: it was there from the beginning."""
-    issued: dict[int, int]
-    """Torch's number of a batch → its position in the stream, of the batches that were not delivered."""
+    begins_at = 0
+    """The number in the epoch of the first batch that it was given."""
+
+    def __init__(self, view: Any, stream: IndexStream, base_seed: int) -> None:
+        self.stream, self._given_seed = stream, base_seed
+        self.issued: dict[int, tuple[int, Any]] = {}
+        """Torch's number of a batch → what was drawn for it, of the batches that were not delivered."""
+        self.num_delivered = 0
+        super().__init__(view)  # type: ignore[call-arg]
 
 
 class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
@@ -51,82 +128,66 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     def __init__(
         self,
-        loader: DataLoader[Any],
-        settings: Settings,
+        loader: Any,
+        num_workers: int,
         stream: IndexStream,
         base_seed: int,
         table: SampleTable,
         sample_error: SampleError | None,
         *,
-        on_trial: bool,
         deferred: bool,
-        hang_s: float,
     ) -> None:
-        """``on_trial``: not the caller's own settings. ``deferred``: workers start in `poll`, else now, as torch's do.
-
-        ``hang_s``: seconds without a batch after which a pool on trial counts as hung.
-        """
+        """``deferred``: workers start in `is_ready`, else now, as torch's do."""
         self._shutdown, self._pid = True, os.getpid()
-        self.settings, self.stream, self.on_trial = settings, stream, on_trial
-        self._given_seed, self._hang_s, self._table = base_seed, hang_s, table
+        self._on_trial = num_workers != loader.num_workers
+        self._table = table
         self._asked_s: float | None = None
-        self._hang_watch: threading.Thread | None = None
-        self._is_hung, self._ended = False, threading.Event()
+        self._is_watched, self._is_hung, self._ended = False, False, threading.Event()
         self._others_error: RuntimeError | None = None
         self._polled_s, self._polled_for_s = time.monotonic(), 0.0
         self._workers: list[Any] = []
-        self.issued, self.is_fed, self._got = {}, not deferred, 0
-        self.rows = table.reserve(settings.num_workers)
-        self._starter: _Starter | None = None
-        self._num_acknowledged, self.start_s, self.num_delivered = 0, None, 0
-        begun = time.monotonic()
+        self.is_fed, self._got, self._num_acknowledged = not deferred, 0, 0
+        self.rows = table.reserve(num_workers)
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
-        context = loader.multiprocessing_context
-        later = _DeferredContext(context) if deferred else None
+        self._starter = _Starter(loader.multiprocessing_context) if deferred else None
         view = private.view(
             loader,
-            settings,
+            num_workers,
+            multiprocessing_context=self._starter or loader.multiprocessing_context,
             worker_init_fn=RowWriter(table, self.rows.start, loader.worker_init_fn, sample_error),
-            **({"multiprocessing_context": later} if later else {}),
         )
         try:
-            super().__init__(view)
+            super().__init__(view, stream, base_seed)
         except Exception:
             with contextlib.suppress(Exception):  # torch's own end asks for what its constructor did not come to make
                 self.close()
             table.release(self.rows)
             raise
-        if later is not None:
-            self._workers = []
-            self._starter = _Starter(later.processes, start_method(context), self._started)
-        else:
-            self.start_s = time.monotonic() - begun
-        if on_trial or deferred:  # whose death must not raise in whatever the training process does just then
+        if self._on_trial or deferred:  # whose death must not raise in whatever the training process does just then
             private.remove_worker_pids(id(self))
             self._worker_pids_set = False
+        if self._starter is not None:
+            self._workers = []
+            self._starter.begin(self._started)
 
     def _started(self, process: Any) -> None:
         self._workers.append(process)
         # A worker answers this once its dataset is there and worker_init_fn has run.
         self._index_queues[len(self._workers) - 1].put(private.ResumeIteration(self._shared_seed))
 
-    def is_ready(self, limit_s: float) -> bool:
-        """Start what one step may; whether all workers wait for indices. Raises PoolFailedError.
-
-        ``limit_s``: for workers on trial to be ready, counted from the start of the last.
-        """
+    def is_ready(self) -> bool:
+        """Start what one step may; whether all workers wait for indices. Raises PoolFailedError."""
         if self._starter is None:
             return True
-        starter = self._starter
-        started = starter.poll()
-        if starter.error is not None:
-            raise PoolFailedError("its workers did not start") from starter.error
+        started = self._starter.poll()
+        if self._starter.error is not None:
+            raise PoolFailedError("its workers did not start") from self._starter.error
         while not self._data_queue.empty():
             self._data_queue.get()
             self._num_acknowledged += 1
         now = time.monotonic()
         if started and self._num_acknowledged == self._num_workers:
-            self._starter, self.start_s = None, now - starter.begun_s
+            self._starter = None
             return True
         for worker in list(self._workers):
             if not worker.is_alive():
@@ -135,42 +196,42 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         # A loop that does something else for minutes asks nobody; that is no time in which workers were slow.
         self._polled_for_s += min(1.0, now - self._polled_s) if started else 0.0
         self._polled_s = now
-        if self.on_trial and self._polled_for_s > limit_s:
-            raise PoolFailedError(f"its workers were not ready {limit_s:.0f} s after they were started")
+        if self._on_trial and self._polled_for_s > READY_LIMIT_S:
+            raise PoolFailedError(f"its workers were not ready {READY_LIMIT_S:.0f} s after they were started")
         return False
 
     def feed(self) -> None:
         """From now on indices go to this pool."""
         self.is_fed = True
-        if not self.on_trial and not self._worker_pids_set:  # as torch's constructor does
+        if not self._on_trial and not self._worker_pids_set:  # as torch's constructor does
             private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
             self._worker_pids_set = True
-        for _ in range(self.settings.num_ahead - self._tasks_outstanding):
+        for _ in range(self._prefetch_factor * self._num_workers - self._tasks_outstanding):
             self._try_put_index()
 
-    def begin_epoch(self, loader: DataLoader[Any]) -> None:
+    def begin_epoch(self, loader: Any) -> None:
         """The same workers go on with the next epoch, as torch's persistent ones do."""
         self.issued.clear()
         self.is_fed = True
         with self._failing("they did not go on with the next epoch"):
-            self._reset(private.view(loader, self.settings))
+            self._reset(private.view(loader, self._num_workers))
 
     # What torch calls
 
     def _next_index(self) -> Any:
         if not self.is_fed:
             raise StopIteration
-        position, indices = self.stream.draw()
-        self.issued[self._send_idx] = position
-        return indices
+        drawn = self.stream.draw()
+        self.issued[self._send_idx] = drawn
+        return drawn[1]
 
     def _get_data(self) -> Any:
         self._asked_s = time.monotonic()
         try:
             with self._failing("its workers gave no batch"):
-                if self.on_trial and self._hang_watch is None:
-                    self._hang_watch = threading.Thread(target=self._watch_for_hang, name="loadtune-hang", daemon=True)
-                    self._hang_watch.start()
+                if self._on_trial and not self._is_watched:
+                    self._is_watched = True
+                    threading.Thread(target=self._watch_for_hang, name="loadtune-hang", daemon=True).start()
                 data = super()._get_data()
         finally:
             self._asked_s = None
@@ -178,15 +239,28 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         return data
 
     def _try_get_data(self, *timeout: float) -> Any:
-        with self._watching_workers():
+        """While the loop waits here for workers on trial, the death of one ends the wait at once. torch raises the
+        death of others wherever the loop is."""
+        if not self._on_trial or threading.current_thread() is not threading.main_thread():
             return super()._try_get_data(*timeout)
+        private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        try:
+            private.error_if_any_worker_fails()
+            return super()._try_get_data(*timeout)
+        except RuntimeError as error:
+            # torch looks at the workers of all loaders: those of another one may have died.
+            if str(error).startswith("DataLoader worker") and all(worker.is_alive() for worker in self._workers):
+                self._others_error = error
+            raise
+        finally:
+            private.remove_worker_pids(id(self))
 
     def _watch_for_hang(self) -> None:
         """In a thread: taking a batch asks its worker for the shared memory, and that wait has no time limit. It ends
         with the worker."""
-        while not self._ended.wait(self._hang_s / 4):
+        while not self._ended.wait(HANG_S / 4):
             asked_s = self._asked_s
-            if asked_s is not None and time.monotonic() - asked_s > self._hang_s:
+            if asked_s is not None and time.monotonic() - asked_s > HANG_S:
                 self._is_hung = True
                 for worker in self._workers:
                     worker.kill()
@@ -194,7 +268,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
         number = next(iter(self.issued)) if self._in_order else self._got
-        if self.on_trial and isinstance(data, torch._utils.ExceptionWrapper):
+        if self._on_trial and isinstance(data, torch._utils.ExceptionWrapper):
             with self._failing(f"{data.exc_type.__name__} was raised in a worker"):
                 data.reraise()  # type: ignore[no-untyped-call]
         self.stream.delivered(self.issued.pop(number))
@@ -208,30 +282,11 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             yield
         except Exception as error:
             known = isinstance(error, PoolFailedError) or error is self.stream.error or error is self._others_error
-            if known or not self.on_trial:
+            if known or not self._on_trial:
                 raise
             if self._is_hung:
-                raise PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s") from None
+                raise PoolFailedError(f"its workers gave no batch for {HANG_S:.0f} s") from None
             raise PoolFailedError(message) from error
-
-    @contextlib.contextmanager
-    def _watching_workers(self) -> Iterator[None]:
-        """While the loop waits here for workers on trial, the death of one ends the wait at once. torch raises the
-        death of others wherever the loop is."""
-        if not self.on_trial or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
-        try:
-            private.error_if_any_worker_fails()
-            yield
-        except RuntimeError as error:
-            # torch looks at the workers of all loaders: those of another one may have died.
-            if str(error).startswith("DataLoader worker") and all(worker.is_alive() for worker in self._workers):
-                self._others_error = error
-            raise
-        finally:
-            private.remove_worker_pids(id(self))
 
     # Its end
 
@@ -250,8 +305,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
 
-        ``patience_s``: how long to wait for all of them instead. Give it in the main thread only: it changes a time
-        limit that all loaders of the process share.
+        ``patience_s``: for all of them instead. In the main thread only: all loaders share the limit that it changes.
         """
         if self._starter is not None:
             self._starter.abandon()
@@ -280,40 +334,31 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
     """The training process loads each batch when the loop asks for it, where the caller has no workers."""
 
-    start_s: ClassVar[float] = 0.0
+    is_fed, rows = True, range(0)
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        settings: Settings,
-        stream: IndexStream,
-        base_seed: int,
-        table: SampleTable,
-        sample_error: SampleError | None,
+        self, loader: Any, stream: IndexStream, base_seed: int, table: SampleTable, sample_error: SampleError | None
     ) -> None:
-        self.settings, self.stream, self._given_seed = settings, stream, base_seed
-        self.issued, self.is_fed, self.num_delivered = {}, True, 0
-        self.rows = range(0)
-        super().__init__(private.view(loader, settings))
-        self._dataset_fetcher: Any = watch_fetcher(self._dataset_fetcher, table, sample_error)
+        super().__init__(private.view(loader, 0), stream, base_seed)
+        fetcher: Any = self._dataset_fetcher
+        fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
 
     def _next_index(self) -> Any:
         return self._drawn
 
     def _next_data(self) -> Any:
-        position, self._drawn = self.stream.draw()
-        self.issued[position] = position
+        drawn = self.stream.draw()
+        self._drawn = drawn[1]
         try:
             return super()._next_data()
         finally:  # after an error or Ctrl-C the batch is gone, as in torch
-            self.stream.delivered(self.issued.popitem()[0])
+            self.stream.delivered(drawn)
             self.num_delivered += 1
 
-    def begin_epoch(self, loader: DataLoader[Any]) -> None:
+    def begin_epoch(self, loader: Any) -> None:
         """Nothing is kept from one epoch to the next."""
-        self.issued.clear()
 
-    def is_ready(self, limit_s: float) -> bool:
+    def is_ready(self) -> bool:
         return True
 
     def feed(self) -> None: ...
@@ -323,83 +368,55 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
     def close(self, patience_s: float | None = None) -> None: ...
 
 
-# Starting workers without blocking the loop: torch's iterator starts all of them in its constructor
-
-
-class _DeferredContext:
-    """A multiprocessing context whose processes are made and not started: torch's constructor returns at once."""
+class _Starter:
+    """A multiprocessing context that starts the processes of a pool after torch's constructor: by fork a few in each
+    step of the loop, as no other thread may be in the middle of something then; else in a thread, which waits while a
+    new process reads the dataset."""
 
     def __init__(self, context: Any) -> None:
         """``context``: of the loader. None: torch's default."""
         self._context = context or torch.multiprocessing
-        self.processes: list[Any] = []
-
-    def Queue(self) -> Any:
-        return self._context.Queue()
-
-    def Event(self) -> Any:
-        return self._context.Event()
-
-    def Process(self, **arguments: Any) -> "_Unstarted":
-        self.processes.append(self._context.Process(daemon=True, **arguments))
-        return _Unstarted()
-
-
-class _Unstarted:
-    """What torch's constructor asks of a process that it has just started."""
-
-    daemon = True
-    pid = os.getpid()  # it is registered as a worker's for a moment, where None is refused
-
-    def start(self) -> None:
-        """Later, by `_Starter`."""
-
-
-class _Starter:
-    """Starts the processes of one pool: by fork a few in each step of the loop, else in a thread.
-
-    Under forkserver and spawn a start pickles the dataset, which holds the interpreter lock, and waits for the new
-    process to read it; the thread waits instead of the loop. A fork is fast, and a process must not be forked while
-    another thread is in the middle of something, so the loop's own thread does it.
-    """
-
-    def __init__(self, processes: list[Any], method: str, started: Callable[[Any], None]) -> None:
-        """``started``: called with each process when it runs, perhaps in the thread."""
-        self._waiting, self._started = list(processes), started
-        self._abandoned = False
-        self.begun_s = time.monotonic()
-        self.error: Exception | None = None
+        self.Queue, self.Event = self._context.Queue, self._context.Event
+        self._waiting: list[Any] = []
+        self._is_abandoned = False
         self._thread: threading.Thread | None = None
-        if method != "fork":
-            self._thread = threading.Thread(target=self._start_all, name="loadtune-start-workers", daemon=True)
+        self.error: Exception | None = None
+
+    def Process(self, **arguments: Any) -> Any:
+        """Stands for a process that torch starts. Its pid is registered as a worker's for a moment: None is refused."""
+        self._waiting.append(self._context.Process(daemon=True, **arguments))
+        return SimpleNamespace(start=lambda: None, pid=os.getpid())
+
+    def begin(self, started: Callable[[Any], None]) -> None:
+        """``started``: called with each process when it runs, perhaps in the thread."""
+        self._started = started
+        if private.start_method(self._context) != "fork":
+            self._thread = threading.Thread(target=self._start, name="loadtune-start-workers", daemon=True)
             self._thread.start()
 
     def poll(self) -> bool:
         """Start what a step may. Whether all run."""
-        deadline = time.monotonic() + _FORK_SLICE_S
-        while self._thread is None and self._waiting and self.error is None:
-            self._start_one()
-            if time.monotonic() > deadline:
-                break
+        if self._thread is None:
+            self._start(_FORK_SLICE_S)
         return not self._waiting and (self._thread is None or not self._thread.is_alive())
 
     def abandon(self) -> None:
         """Start no more; waits for the one that is being started."""
-        self._abandoned = True
+        self._is_abandoned = True
         if self._thread is not None:
             self._thread.join()
         self._waiting.clear()
 
-    def _start_all(self) -> None:
-        while self._waiting and self.error is None and not self._abandoned:
-            self._start_one()
-
-    def _start_one(self) -> None:
-        process = self._waiting[0]
-        try:
-            process.start()
-            self._started(process)
-        except Exception as error:
-            self.error = error
-        finally:
-            del self._waiting[0]
+    def _start(self, limit_s: float = math.inf) -> None:
+        deadline = time.monotonic() + limit_s
+        while self._waiting and self.error is None and not self._is_abandoned:
+            process = self._waiting[0]
+            try:
+                process.start()
+                self._started(process)
+            except Exception as error:
+                self.error = error
+            finally:
+                del self._waiting[0]
+            if time.monotonic() > deadline:
+                return

@@ -1,34 +1,59 @@
 """Which samples each process is loading right now, in memory that outlives the process. Needs no torch.
 
-The controller makes the table and hands it to the training process, whose workers share it. So whoever has to say why
-a process hung or died can still read which samples it was loading, also after SIGKILL. A process pays one memory write
-a sample for it and looks at no clock: how long a sample has been loading is seen by whoever watches (`Stillness`).
+The controller hands its table to the training process, whose workers share it, so it can still say which samples a
+killed process was loading. How long a sample has been loading is seen by whoever watches (`Stillness`).
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
 import threading
 import weakref
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import Any, TypeAlias
+from typing import Any
 
 from loadtune.units import counted
 
-NUM_BEGUN, NUM_ENDED, BEGAN_S, FIRST_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S, READY_S, DRAWS = range(10)
-"""Fields of a row that `worker_rows` keeps, as its `WorkerTimes` names them."""
-_PID, _BATCH_SIZE, INDEX, _FIRST = range(10, 14)
-_ROW = 20
-_MAX_KEPT = _ROW - _FIRST
-_NUM_BYTES = 1 << 20  # 6,551 workers; what is not written takes no memory
+_MAX_KEPT = 7
+_NUM_ROWS = 6_500  # what is not written takes no memory
 _NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 
-Row: TypeAlias = "memoryview[float]"
+
+class Row(ctypes.Structure):
+    """What one process loads and has loaded since it started, by its own clocks. It alone writes it."""
+
+    num_begun: float
+    num_ended: float
+    """Batches fetched and collated; one may still be on its way to the training process."""
+    began_s: float
+    """When it began its newest batch, on the clock that all processes share (``time.monotonic``)."""
+    first_s: float
+    """Seconds in which it fetched and collated its first batch. 0: it has none yet."""
+    num_timed: float
+    """Batches but the first."""
+    made_s: float
+    """Seconds in which it fetched and collated those, waiting included."""
+    cpu_s: float
+    """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
+    ready_s: float
+    """When it was ready for its first batch, on the clock that all processes share. 0: not yet, or no worker."""
+    draws: float
+    """1 where one of its first 8 batches drew random numbers of torch, Python or numpy, else 0."""
+    pid: float
+    batch_size: float
+    """Of the batch that it loads now. 0: none."""
+    index: float
+    """Of the sample that it loads now; NaN where it cannot tell."""
+    batch: Any
+    """That batch's first indices."""
+
+    _NAMES = "num_begun num_ended began_s first_s num_timed made_s cpu_s ready_s draws pid batch_size index"
+    _fields_ = [(name, ctypes.c_double) for name in _NAMES.split()] + [("batch", ctypes.c_double * _MAX_KEPT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +73,16 @@ class Loading:
 
 
 class SampleTable:
-    """A row of numbers for the training process and one for each worker of its loader. Each writes its own row alone.
-
-    Goes to workers by fork as well as by pickle, where they are spawned.
-    """
+    """A row for the training process and one for each worker of its loader. Goes to workers by fork and by pickle."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         """``descriptor``: of a table that another process made; it is kept. None: a new one."""
-        self._descriptor = _new_memory() if descriptor is None else descriptor
-        self._close = weakref.finalize(self, os.close, self._descriptor)
-        self._memory = mmap.mmap(self._descriptor, _NUM_BYTES)
-        numbers = memoryview(self._memory).cast("d")
-        self._numbers = numbers[: len(numbers) // _ROW * _ROW]
+        size = ctypes.sizeof(Row) * _NUM_ROWS
+        if descriptor is None:
+            descriptor = os.memfd_create("loadtune-samples")
+            os.ftruncate(descriptor, size)
+        self._descriptor, self._close = descriptor, weakref.finalize(self, os.close, descriptor)
+        self._rows = (Row * _NUM_ROWS).from_buffer(mmap.mmap(descriptor, size))
         self._reserved: list[range] = []
         self._lock = threading.Lock()  # pools end in threads of their own
 
@@ -74,44 +97,36 @@ class SampleTable:
         self._close()
 
     def reserve(self, num_workers: int) -> range:
-        """Rows for the workers of a pool, cleared; several pools may be there at a time."""
+        """Rows for the workers of a pool, cleared, after those of the pools that are there."""
         with self._lock:
-            first = 0
-            for rows in self._reserved:
-                if rows.start - first >= num_workers:
-                    break
-                first = rows.stop
-            reserved = range(first, first + num_workers)
-            if self._end(reserved.stop) > len(self._numbers):
-                raise ValueError(f"{reserved.stop} workers are more than this table has rows for.")
-            self._clear(reserved if self._reserved else range(int(self._numbers[_HEADER * _ROW])))
-            self._reserved = sorted([*self._reserved, reserved], key=lambda rows: rows.start)
-            self._count_rows()
-            return reserved
+            first = self._reserved[-1].stop if self._reserved else 0
+            rows = range(first, first + num_workers)
+            if rows.stop > _NUM_ROWS - _FIRST_WORKER:
+                raise ValueError(f"{rows.stop} workers are more than this table has rows for.")
+            self._clear(rows if self._reserved else range(int(self._rows[_HEADER].num_begun)))
+            self._reserved.append(rows)
+            self._rows[_HEADER].num_begun = rows.stop
+            return rows
 
     def release(self, rows: range) -> None:
         """These workers are gone. The last ones' rows stay readable until others are reserved."""
         with self._lock:
-            self._reserved = [kept for kept in self._reserved if kept != rows]
+            self._reserved = [each for each in self._reserved if each != rows]
             if self._reserved:
                 self._clear(rows)
-                self._count_rows()
-
-    def _count_rows(self) -> None:
-        self._numbers[_HEADER * _ROW] = max((rows.stop for rows in self._reserved), default=0)
+                self._rows[_HEADER].num_begun = self._reserved[-1].stop
 
     def _clear(self, rows: range) -> None:
-        begin = (_FIRST_WORKER + rows.start) * _ROW
-        self._numbers[begin : self._end(rows.stop)] = array("d", bytes(8 * len(rows) * _ROW))
-
-    @staticmethod
-    def _end(stop: int) -> int:
-        return (_FIRST_WORKER + stop) * _ROW
+        for worker in rows:
+            ctypes.memset(ctypes.byref(self.row(worker)), 0, ctypes.sizeof(Row))
 
     def row(self, worker: int | None) -> Row:
-        """Of this worker. None: of the training process."""
-        number = _TRAINING_PROCESS if worker is None else _FIRST_WORKER + worker
-        return self._numbers[number * _ROW : (number + 1) * _ROW]
+        """Of this worker, as it is from now on. None: of the training process."""
+        return self._rows[_TRAINING_PROCESS if worker is None else _FIRST_WORKER + worker]
+
+    def rows(self, workers: range) -> list[Row]:
+        """As they are now. Whoever reads while one writes may be a batch off."""
+        return [Row.from_buffer_copy(self.row(worker)) for worker in workers]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[Sequence[Any]], None]]:
@@ -119,8 +134,8 @@ class SampleTable:
         row = self.row(None)
 
         def note(indices: Sequence[Any]) -> None:
-            if len(indices) == 1 and isinstance(indices[0], int) and row[_BATCH_SIZE] == 1:
-                row[INDEX] = indices[0]  # quick, because it is timed with the sample
+            if len(indices) == 1 and isinstance(indices[0], int) and row.batch_size == 1:
+                row.index = indices[0]  # quick, because it is timed with the sample
             else:
                 begin_batch(row, indices)
 
@@ -128,49 +143,34 @@ class SampleTable:
         try:
             yield note
         finally:
-            end_batch(row)
+            row.batch_size = 0
 
     def read(self) -> tuple[Loading, ...]:
         """What is being loaded now, or was when its process ended."""
-        workers = [None, *range(int(self._numbers[_HEADER * _ROW]))]
-        read = ((worker, self.row(worker).tolist()) for worker in workers)
-        return tuple(_loading(worker, row) for worker, row in read if row[_BATCH_SIZE])
+        workers = [None, *range(int(self._rows[_HEADER].num_begun))]
+        rows = ((worker, Row.from_buffer_copy(self.row(worker))) for worker in workers)
+        return tuple(
+            Loading(
+                worker=worker,
+                pid=int(row.pid),
+                index=None if math.isnan(row.index) else int(row.index),
+                batch=tuple(int(each) for each in row.batch[: int(row.batch_size)] if not math.isnan(each)),
+                batch_size=int(row.batch_size),
+                num_begun=int(row.num_begun),
+            )
+            for worker, row in rows
+            if row.batch_size
+        )
 
 
 def begin_batch(row: Row, indices: Sequence[Any]) -> None:
-    """This process begins to load these samples; it then writes the index of each to ``row[INDEX]``, if it can tell.
-
-    Indices that are no numbers are not kept.
-    """
-    kept = array("d", [index if isinstance(index, int) else math.nan for index in indices[:_MAX_KEPT]])
-    row[INDEX] = kept[0] if len(indices) == 1 else math.nan
-    row[_FIRST : _FIRST + len(kept)] = kept
-    row[_PID] = os.getpid()
-    row[NUM_BEGUN] += 1
-    row[_BATCH_SIZE] = len(indices)
-
-
-def end_batch(row: Row) -> None:
-    """It is loading nothing any more."""
-    row[_BATCH_SIZE] = 0
-
-
-def _loading(worker: int | None, row: Sequence[float]) -> Loading:
-    size = int(row[_BATCH_SIZE])
-    return Loading(
-        worker=worker,
-        pid=int(row[_PID]),
-        index=None if math.isnan(row[INDEX]) else int(row[INDEX]),
-        batch=tuple(int(index) for index in row[_FIRST : _FIRST + min(size, _MAX_KEPT)] if not math.isnan(index)),
-        batch_size=size,
-        num_begun=int(row[NUM_BEGUN]),
-    )
-
-
-def _new_memory() -> int:
-    descriptor = os.memfd_create("loadtune-samples")
-    os.ftruncate(descriptor, _NUM_BYTES)
-    return descriptor
+    """This process begins to load these samples. Indices that are no numbers are not kept."""
+    kept = [index if isinstance(index, int) else math.nan for index in indices[:_MAX_KEPT]]
+    row.index = kept[0] if len(indices) == 1 else math.nan
+    row.batch[: len(kept)] = kept
+    row.pid = os.getpid()
+    row.num_begun += 1
+    row.batch_size = len(indices)
 
 
 def _reopened(duplicate: Any) -> SampleTable:
@@ -188,10 +188,9 @@ class Stillness:
 
     def longest(self, now: float, least_s: float) -> tuple[tuple[Loading, ...], float]:
         """(Who has been at one sample for at least so many seconds, the longest first, seconds of that one)."""
-        still = sorted(
-            (each for each in self._since if now - self._since[each] >= least_s), key=self._since.__getitem__
-        )
-        return tuple(still), now - self._since[still[0]] if still else 0.0
+        by_age = sorted(self._since, key=self._since.__getitem__)
+        still = tuple(each for each in by_age if now - self._since[each] >= least_s)
+        return still, now - self._since[still[0]] if still else 0.0
 
 
 def samples_text(loading: Loading) -> str:

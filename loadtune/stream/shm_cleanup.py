@@ -25,10 +25,9 @@ _ending: set[int] = set()
 
 def group_members(group: int, proc: Path = PROC, *, dead: bool = False) -> set[int]:
     """Ids of the living processes of a group, and with `dead` of those that nobody has reaped yet."""
+    pids = [int(entry.name) for entry in proc.glob("[0-9]*")]
     return {
-        pid
-        for pid in _all_pids(proc)
-        if (found := _stat(pid, proc)) and found[1] == group and (dead or found[0] not in _DEAD)
+        pid for pid in pids if (found := _stat(pid, proc)) and found[1] == group and (dead or found[0] not in _DEAD)
     }
 
 
@@ -54,20 +53,11 @@ def kill_group(group: int, *, spare: int | None = None) -> None:
 def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
     """Unlink the segments of these processes; of one that still lives, none: it does so itself."""
     for pid in pids:
-        if _is_alive(pid):
-            continue
-        for segment in folder.glob(f"torch_{pid}_*"):
-            segment.unlink(missing_ok=True)
-        _ending.discard(pid)
-
-
-def _is_alive(pid: int, proc: Path = PROC) -> bool:
-    found = _stat(pid, proc)
-    return found is not None and found[0] not in _DEAD
-
-
-def _all_pids(proc: Path) -> list[int]:
-    return [int(entry.name) for entry in proc.glob("[0-9]*")] if proc.is_dir() else []
+        found = _stat(pid, PROC)
+        if found is None or found[0] in _DEAD:
+            for segment in folder.glob(f"torch_{pid}_*"):
+                segment.unlink(missing_ok=True)
+            _ending.discard(pid)
 
 
 def _stat(pid: int, proc: Path) -> tuple[str, int] | None:

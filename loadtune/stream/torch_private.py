@@ -1,12 +1,12 @@
 """The private parts of torch's DataLoader that this package uses. No other module of it names one that is not here.
 
-torch promises none of them. The tests run on the oldest and the newest torch that loadtune supports (2.11 and 2.14 when
+torch promises none of them. The tests run on the oldest and the newest torch that loadtune supports (2.6 and 2.14 when
 this was written).
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +19,6 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
-
-from loadtune.stream.settings import Settings
 
 MultiProcessIterator: Any = _MultiProcessingDataLoaderIter
 SingleProcessIterator: Any = _SingleProcessDataLoaderIter
@@ -46,14 +44,11 @@ class _LoaderView:
     def __init__(self, loader: Any, index_sampler: Any, **changes: Any) -> None:
         """``index_sampler``: gives the index batches, in place of the loader's own. ``changes``: attributes in place of
         the loader's."""
-        for name in self._NAMES:
-            setattr(self, name, getattr(loader, name))
         self._index_sampler = index_sampler
-        if self._auto_collation:
+        vars(self).update({name: getattr(loader, name) for name in self._NAMES})
+        if loader._auto_collation:
             self.batch_sampler = index_sampler
         vars(self).update(changes)
-
-    _auto_collation: bool
 
     def __len__(self) -> int:
         return len(self._index_sampler)
@@ -62,42 +57,43 @@ class _LoaderView:
 LoaderView: Any = _LoaderView
 
 
-class _Indices:
-    """Stands for the caller's sampler: iterating it draws nothing, so that only the stream does."""
+def view(loader: Any, num_workers: int, **changes: Any) -> Any:
+    """The loader as torch's iterators read it, with so many workers. The caller's own object is left as it is.
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-def view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
-    """The loader as torch's iterators read it, with these settings. The caller's own object is left as it is."""
-    view: dict[str, Any] = {
-        "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
-        "num_workers": settings.num_workers,
-        "pin_memory": settings.pin_memory,
-        "prefetch_factor": settings.prefetch_factor,
-        "in_order": settings.in_order,
-        "persistent_workers": loader.persistent_workers and settings.num_workers > 0,
-    }
-    if settings.num_workers == 0:
-        view |= {"timeout": 0, "multiprocessing_context": None}
-    return LoaderView(loader, _Indices(), **view | changes)
+    Its batches come in order where the caller's own are in order, as those of one worker are.
+    """
+    return LoaderView(
+        loader,
+        (),  # in place of the caller's sampler, which only the stream draws from
+        **{
+            "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
+            "num_workers": num_workers,
+            "prefetch_factor": loader.prefetch_factor or 2,
+            "in_order": loader.in_order or loader.num_workers < 2,
+            "persistent_workers": loader.persistent_workers and num_workers > 0,
+            **changes,
+            **({} if num_workers else {"timeout": 0, "multiprocessing_context": None}),
+        },
+    )
 
 
-def plain_iterator(loader: DataLoader[Any], own: Settings, *, before: Any = None) -> Any:
+def plain_iterator(loader: Any, *, before: Any = None) -> Any:
     """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
-    seen = view(loader, own, _index_sampler=loader._index_sampler, generator=loader.generator)
-    if before is not None and own.num_workers:
-        before._reset(seen)
-        return before
-    made = (MultiProcessIterator if own.num_workers else SingleProcessIterator)(seen)
-    made.settings = own
-    return made
+    seen = view(loader, loader.num_workers, _index_sampler=loader._index_sampler, generator=loader.generator)
+    if before is None or not loader.num_workers:
+        return (MultiProcessIterator if loader.num_workers else SingleProcessIterator)(seen)
+    before._reset(seen)
+    return before
 
 
-def single_batch(loader: DataLoader[Any], own: Settings, indices: Any) -> Iterator[Any]:
+def single_batch(loader: Any, indices: Any) -> Iterator[Any]:
     """Torch's own iterator over one batch, in the training process."""
-    return SingleProcessIterator(view(loader, replace(own, num_workers=0), _index_sampler=[indices]))  # type: ignore[no-any-return]
+    return SingleProcessIterator(view(loader, 0, _index_sampler=[indices]))  # type: ignore[no-any-return]
+
+
+def start_method(context: Any) -> str:
+    """``fork``, ``forkserver`` or ``spawn``. ``context``: of a loader. None: the default."""
+    return str((context or torch.multiprocessing).get_start_method())
 
 
 _PATIENCE_S = 0.05
@@ -147,10 +143,8 @@ def queue_depth(iterator: Any) -> Depth | None:
 
 
 class _AskedInfo:
-    """Stands for `WorkerInfo`, of worker 0 of 2, and notes that it was asked which of how many it is.
-
-    A `worker_init_fn` shares a stream out by its dataset, which is asked for here.
-    """
+    """Stands for `WorkerInfo`, of worker 0 of 2. Notes that it was asked which of how many it is, or for its dataset,
+    which a `worker_init_fn` shares out."""
 
     def __init__(self, info: Any, asked: torch.Tensor) -> None:
         self._info, self._asked = info, asked
@@ -187,15 +181,9 @@ def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context
     A worker reads it, so that nothing which the dataset or the function change is changed here.
     """
     asked = torch.zeros(1)
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size=None,
-        num_workers=1,
-        prefetch_factor=1,
-        collate_fn=_nothing,
-        worker_init_fn=_Asking(asked, worker_init_fn),
-        multiprocessing_context=multiprocessing_context,
-    )
+    one: dict[str, Any] = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1, "collate_fn": _nothing}
+    asking = _Asking(asked, worker_init_fn)
+    loader: Any = DataLoader(dataset, worker_init_fn=asking, multiprocessing_context=multiprocessing_context, **one)
     # What is raised is raised again when it is read in earnest; without a /dev/shm nobody can have workers.
     with contextlib.suppress(Exception), waiting_for_workers(_PATIENCE_S):
         asked.share_memory_()  # type: ignore[no-untyped-call]

@@ -1,5 +1,5 @@
-"""``python -m loadtune.training SOCKET LIFELINE SAMPLES FOLDER [CORE ...]``: inherited descriptors, where temporary
-files go, and the cores to run on. Started by `TrainingClient` alone.
+"""``python -m loadtune.training SOCKET LIFELINE SAMPLES FOLDER``: inherited descriptors, and where temporary files
+go. Started by `TrainingClient` alone.
 
 It must not outlive its controller. A pipe tells; a training loop reads no pipes, a thread does. Workers are ended by
 SIGKILL and the training process by ``os._exit``, so nobody runs what would remove their temporary files:
@@ -27,14 +27,12 @@ _CLOSING_S = 0.2
 
 _ending = threading.Lock()
 _watched: list[tuple[int, Path]] = []
-"""The lifeline and the temporary folder."""
+"""The lifeline and the temporary folder. Empty: none yet."""
 
 
 def main() -> None:
     """Watch the controller before anything slow is imported, then serve it."""
     socket, lifeline, samples = (int(argument) for argument in sys.argv[1:4])
-    if cores := [int(argument) for argument in sys.argv[5:]]:
-        os.sched_setaffinity(0, cores)  # threads and workers inherit it
     watch_lifeline(lifeline, Path(sys.argv[4]))
     del sys.argv[1:]  # ours: a module of the user's that parses its command line as it is imported finds it empty
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
@@ -48,12 +46,17 @@ def main() -> None:
 
 
 def watch_lifeline(descriptor: int, scratch: Path) -> None:
-    """End this whole process group as soon as the pipe's other end is closed, by whatever death.
+    """End this whole process group as soon as the pipe's other end is closed, by whatever death."""
 
-    The controller removes `scratch`; where it is gone, that is done here.
-    """
+    def watch() -> None:
+        while os.read(descriptor, 1):
+            pass  # nothing is ever written; only the end counts
+        with _ending:
+            _remove_what_is_left()
+            os.killpg(0, signal.SIGKILL)
+
     _watched[:] = [(descriptor, scratch)]
-    threading.Thread(target=_watch, args=(descriptor,), name="lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 def leave(status: int) -> NoReturn:
@@ -68,22 +71,14 @@ def leave(status: int) -> NoReturn:
             with _ending:
                 sys.stdout.flush()
                 sys.stderr.flush()
-                kill_group(os.getpgrp(), spare=os.getpid())
-                _remove_scratch_of_the_dead()
+                _remove_what_is_left()
                 os._exit(status)
 
 
-def _watch(descriptor: int) -> None:
-    while os.read(descriptor, 1):
-        pass  # nothing is ever written; only the end counts
-    with _ending:
-        kill_group(os.getpgrp(), spare=os.getpid())
-        _remove_scratch_of_the_dead()
-        os.killpg(0, signal.SIGKILL)
-
-
-def _remove_scratch_of_the_dead() -> None:
-    """Remove the temporary folder, unless the controller lives: it still reads the log there, and removes it itself."""
+def _remove_what_is_left() -> None:
+    """End the others of the group, and remove the temporary folder, unless the controller lives: it still reads the log
+    there, and removes it itself."""
+    kill_group(os.getpgrp(), spare=os.getpid())
     for descriptor, scratch in _watched:
         is_closed, _, _ = select.select([descriptor], [], [], _CLOSING_S)
         if is_closed:

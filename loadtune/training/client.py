@@ -10,34 +10,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
-from loadtune.errors import NothingFitsError, OutOfTimeError, TrainingError, WorkloadError
+from loadtune.errors import LoadtuneError, NothingFitsError, OutOfTimeError, TrainingError, WorkloadError
 from loadtune.host.memory import read_oom_kills
-from loadtune.host.processes import RamGuard, RamShort
-from loadtune.records.config import LiveObjects, Recipe, TrialConfig, WorkloadSpec
+from loadtune.host.processes import RamGuard
+from loadtune.records.config import LiveObjects, LoaderConfig, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.footprint import StepAccount, StepVariant
+from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window, raise_for_the_user
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import Examined
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
-from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch, ram_failure
-from loadtune.training.protocol import (
-    Answer,
-    Begin,
-    Describe,
-    Examine,
-    Exit,
-    Phase,
-    Refused,
-    Request,
-    Stop,
-    TimeCompute,
-    TimeTraining,
-)
+from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch
+from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Request
+from loadtune.units import bytes_text
 
 _Value = TypeVar("_Value")
 
@@ -60,7 +48,7 @@ _STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
 
 
 class TrainingClient:
-    """Runs requests in a training process; starts it when first needed and anew after it failed."""
+    """`seams.Training`, whose requests run in a process; it starts when first needed, and anew after it failed."""
 
     def __init__(
         self,
@@ -71,11 +59,9 @@ class TrainingClient:
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
         max_memory_bytes: int | None = None,
-        cores: tuple[int, ...] | None = None,
     ) -> None:
-        """``log_path`` None: the log goes with the temporary folder. ``cores`` None: the training runs on any."""
+        """``log_path`` None: the log goes with the temporary folder."""
         self._begin = Begin(spec=spec, device=device, objects=objects, max_memory_bytes=max_memory_bytes)
-        self._cores = cores or ()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log_path = log_path
         self._hang_s = hang_s
@@ -87,7 +73,6 @@ class TrainingClient:
         self._until_s = math.inf
 
     def finish_by(self, until_s: float) -> None:
-        """Set the moment of the monotonic clock at which requests end, done or not; what is under way is given up."""
         self._until_s = until_s
 
     def start(self) -> None:
@@ -95,10 +80,8 @@ class TrainingClient:
         if self._process is None:
             self._scratch = self._scratch or make_scratch()
             scratch = Path(self._scratch.name)
-            self._phase = "start"
-            self._oom_kills = read_oom_kills()
-            log_path = self._log_path or scratch / "training.log"
-            self._process = TrainingProcess(self._begin.device, log_path, scratch, self._cores)
+            self._phase, self._oom_kills = "start", read_oom_kills()
+            self._process = TrainingProcess(self._begin.device, self._log_path or scratch / "training.log", scratch)
             self._process.send(self._begin)
 
     @property
@@ -107,10 +90,9 @@ class TrainingClient:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the training and its workers, and remove their temporary folder. May be called at any time, also
-        twice."""
+        """End the training and its workers, and remove their temporary folder. May be called at any time, twice too."""
         try:
-            self._end(goodbye=Exit())
+            self._end(goodbye=EXIT)
         finally:
             if self._scratch is not None:
                 self._scratch.cleanup()
@@ -119,124 +101,124 @@ class TrainingClient:
     def __enter__(self) -> "TrainingClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def describe(self) -> WorkloadFacts:
-        """Build the workload and train one small batch of it; asked once, then remembered."""
+        """Asked once, then remembered."""
         if self._facts is None:
-            value = self._ask(Describe(), WorkloadFacts)
+            value = self._ask(WorkloadFacts, "describe")
             if isinstance(value, TrialFailure) and value.kind == "crash":
-                value = self._ask(Describe(), WorkloadFacts)  # a start can fail for reasons that pass
+                value = self._ask(WorkloadFacts, "describe")  # a start can fail for reasons that pass
             raise_for_the_user(value)
             if isinstance(value, TrialFailure):
-                raise _not_described(value)
+                found, tail = value.message, value.log_tail
+                if value.kind == "unsupported":
+                    raise WorkloadError(f"{found} (while: {value.phase})", tail or None)
+                if value.kind == "oom":
+                    raise NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {found}")
+                advice = "Run the loader and one training step by themselves to find what ends the process."
+                ending = f" Its log ends:\n{tail}" if tail else ""
+                raise TrainingError(f"{found} That was in the phase '{value.phase}'. {advice}{ending}")
             self._facts = value
         return self._facts
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        """Time steps on one resident batch."""
-        return self._ask(TimeCompute(recipe=recipe, batch_size=batch_size, seconds=seconds), ComputePoint)
+        return self._ask(ComputePoint, "time_compute", recipe, batch_size, seconds, compiles=recipe.compile)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
-        """Train a few steps from a fresh state; whatever goes wrong is in the report."""
         started = time.monotonic()
-        value = self._ask(asked, FitReport)
+        value = self._ask(FitReport, "try_batch", asked, compiles=asked.recipe.compile)
         if isinstance(value, FitReport):
             return value
         seconds = time.monotonic() - started
         return FitReport(precision=asked.recipe.precision, batch_size=asked.batch_size, failure=value, seconds=seconds)
 
-    def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
+    def account(self, precision: Precision, batch_size: int) -> StepAccount | TrialFailure:
         """Where the memory of one training step goes, measured; a CPU keeps no books of it: unsupported."""
-        return self._ask(asked, StepAccount)
+        return self._ask(StepAccount, "account", precision, batch_size)
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        """Train on real batches until ``watch`` says enough; what it raises ends the training and is raised again."""
-        watched = _Watched(watch)
-        value = self._ask(TimeTraining(config=config, window_s=window_s), TrainingRun, watched)
+        """What ``watch`` raises ends the training and is raised again."""
+        watched = _Watched(watch, config.loader)
+        compiles = config.recipe.compile
+        value = self._ask(TrainingRun, "time_training", config, window_s, watched=watched, compiles=compiles)
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
         return value
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
-        """Apply these remedies, compare samples, and time loading with and without each."""
-        return self._ask(Examine(config=config, names=names), tuple)
+        return self._ask(tuple, "examine", config, names)
 
-    def _ask(self, request: Request, kind: type[_Value], watch: "_Watched | None" = None) -> _Value | TrialFailure:
+    def _ask(
+        self, kind: type[_Value], name: str, *given: object, compiles: bool = False, watched: "_Watched | None" = None
+    ) -> _Value | TrialFailure:
+        """What `Session`'s method of this name answers."""
         if time.monotonic() >= self._until_s:
             raise OutOfTimeError("The time budget is spent.")
         self.start()
         assert self._process is not None
         try:
-            self._process.send(request)
-            reply = self._await(self._process, request, watch)
+            self._process.send(Request(name, given))
+            reply = self._await(self._process, watched, compiles=compiles)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered training is of no more use
             self._end()
             raise
-        if isinstance(reply, RamShort):
-            self._end()
-            assert isinstance(request, TimeTraining), "no other request is guarded"
-            reply = ram_failure(reply, request.config.loader, self._phase, watch.num_samples if watch else 0)
         if isinstance(reply, TrialFailure):
-            self._count_failed_start(reply)
+            self._failed_starts = self._failed_starts + 1 if reply.phase in _BUILDING else 0
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                log = f"log, {self._log_path}," if self._log_path else "log"
+                raise TrainingError(
+                    f"The training process failed {self._failed_starts} times in a row before it had built the "
+                    f"workload. {reply.message} Its {log} ends:\n{reply.log_tail}"
+                )
             return reply
         self._failed_starts, self._oom_kills = 0, read_oom_kills()
-        if isinstance(reply, Refused):
-            raise reply.error
         if not reply.healthy:
             self._end()
+        if isinstance(reply.value, LoadtuneError):
+            raise reply.value
         assert isinstance(reply.value, (kind, TrialFailure))
         return reply.value
 
-    def _await(
-        self, process: TrainingProcess, request: Request, watch: "_Watched | None"
-    ) -> Answer | Refused | TrialFailure | RamShort:
-        """The request's one reply. Everything that arrives on the way is a sign of life."""
+    def _await(self, process: TrainingProcess, watched: "_Watched | None", *, compiles: bool) -> Answer | TrialFailure:
+        """The one reply. Everything that arrives on the way is a sign of life. A failure: the process was ended."""
         silent_since, log_size, still = time.monotonic(), process.log.size(), Stillness()
-        guard: RamGuard | None = None
         while True:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
             message = process.receive(_POLL_S)
             now = time.monotonic()
-            if isinstance(message, (Answer, Refused)):
+            if isinstance(message, Answer):
                 return message
             process.log.cut()
             if message is None and exited:
                 return self._died(process)
-            if watch is not None and guard is None and self._phase not in _BEFORE_REQUESTS:
-                guard = RamGuard(process.pid)
-            if guard is not None and (short := guard.look()) is not None:
-                return short
-            if message is None:
-                still.look(process.loading(), now)
-                if self._phase in _BUILDING and process.log.size() != log_size:
-                    silent_since, log_size = now, process.log.size()
-            else:
-                if isinstance(message, Phase):
-                    self._phase = message.name
-                elif watch is not None and watch.is_last(message.window):
-                    process.send(Stop())
-                still = Stillness()  # whatever it was loading when it was last looked at has returned since, or is new
+            if watched is not None and self._phase not in _BEFORE_REQUESTS:
+                failure = watched.ram_failure(process.pid, self._phase)
+                if failure is not None:
+                    self._end()
+                    return failure
+            if isinstance(message, str):
+                self._phase = message
+            elif message is not None and watched is not None and watched.is_last(message):
+                process.send(STOP)
+            if message is not None:
+                silent_since, still = now, Stillness()  # what was being loaded has returned since, or is new
+            elif self._phase in _BUILDING and process.log.size() != log_size:
+                silent_since, log_size = now, process.log.size()
+            still.look(process.loading() if message is None else (), now)
             sample_s = 0.0 if self._facts is None else self._facts.sample_s
             stuck_s = max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * (now - silent_since))
             stuck = still.longest(now, stuck_s)
             if time.monotonic() >= self._until_s:  # the watch may have taken its time, and have set this moment
                 raise self._out_of_time(process, *stuck)
-            if message is not None:
-                silent_since = now
-            elif now - silent_since > self._patience_s(request):
+            patience_s = self._hang_s
+            if self._phase in _BUILDING:
+                patience_s = max(patience_s, _BUILD_HANG_S)
+            elif compiles and self._phase != "first batch":
+                patience_s = max(patience_s, _COMPILING_HANG_S)
+            if now - silent_since > patience_s:
                 return self._hung(process, now - silent_since, *stuck)
-
-    def _patience_s(self, request: Request) -> float:
-        """Silence that is no hang yet."""
-        if self._phase in _BUILDING:
-            return max(self._hang_s, _BUILD_HANG_S)
-        recipe = request.config.recipe if isinstance(request, TimeTraining) else getattr(request, "recipe", None)
-        compiles = recipe is not None and recipe.compile and self._phase != "first batch"
-        return max(self._hang_s, _COMPILING_HANG_S) if compiles else self._hang_s
 
     def _died(self, process: TrainingProcess) -> TrialFailure:
         returncode = self._end()
@@ -251,7 +233,8 @@ class TrainingClient:
     def _hung(
         self, process: TrainingProcess, silence_s: float, stuck: Sequence[Loading], stuck_s: float
     ) -> TrialFailure:
-        self._end_with_stacks(process, stuck)
+        process.dump_stacks(stuck)
+        self._end()
         message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
         if stuck:
             ended = "; the training process was ended." if stuck[0].worker is not None else ", which was ended."
@@ -260,56 +243,48 @@ class TrainingClient:
 
     def _out_of_time(self, process: TrainingProcess, stuck: Sequence[Loading], stuck_s: float) -> OutOfTimeError:
         if stuck:
-            self._end_with_stacks(process, stuck)
+            process.dump_stacks(stuck)
         self._end()
         named = did_not_return_text(stuck, stuck_s) if stuck else None
         return OutOfTimeError(f"The time budget ended ({self._phase}).", phase=self._phase, stuck=named)
-
-    def _end_with_stacks(self, process: TrainingProcess, stuck: Sequence[Loading]) -> None:
-        """The stack of one worker that loads is enough: it is the user's code that is looked for."""
-        process.dump_stacks([each.pid for each in stuck if each.worker is not None][:1])
-        self._end()
 
     def _end(self, goodbye: object = None) -> int | None:
         process, self._process = self._process, None
         return None if process is None else process.close(goodbye)
 
-    def _count_failed_start(self, failure: TrialFailure) -> None:
-        if failure.phase not in _BUILDING:
-            self._failed_starts = 0
-            return
-        self._failed_starts += 1
-        if self._failed_starts >= _MAX_FAILED_STARTS:
-            raise TrainingError(
-                f"The training process failed {self._failed_starts} times in a row before it had built the workload. "
-                f"{failure.message} Its log{f', {self._log_path},' if self._log_path else ''} ends:\n{failure.log_tail}"
-            )
-
 
 class _Watched:
-    """The caller's watch, told nothing more once it has said enough."""
+    """The caller's watch, told nothing more once it has said enough; and the RAM that the trial takes."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch, loader: LoaderConfig) -> None:
+        self._watch, self._loader = watch, loader
+        self._guard: RamGuard | None = None
         self._enough = False
-        self.num_windows = 0
-        self.num_samples = 0
+        self.num_windows = self._num_samples = 0
 
     def is_last(self, window: Window) -> bool:
         """Whether this is the window after which the watch has enough; true once."""
         if self._enough:
             return False
         self.num_windows += 1
-        self.num_samples += window.num_samples
+        self._num_samples += window.num_samples
         self._enough = not self._watch(window)
         return self._enough
 
-
-def _not_described(failure: TrialFailure) -> Exception:
-    if failure.kind == "unsupported":
-        return WorkloadError(f"{failure.message} (while: {failure.phase})", failure.log_tail or None)
-    if failure.kind == "oom":
-        return NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {failure.message}")
-    tail = f" Its log ends:\n{failure.log_tail}" if failure.log_tail else ""
-    advice = "Run the loader and one training step by themselves to find what ends the process."
-    return TrainingError(f"{failure.message} That was in the phase '{failure.phase}'. {advice}{tail}")
+    def ram_failure(self, pid: int, phase: str) -> TrialFailure | None:
+        """None: there is RAM left. What was taken before the first call is not the trial's."""
+        self._guard = self._guard or RamGuard(pid)
+        short = self._guard.look()
+        if short is None:
+            return None
+        num_loaded = self._num_samples + (self._loader.num_prefetched + 1) * self._loader.batch_size
+        who = "The training process and its workers" if self._loader.num_workers else "The training process"
+        message = (
+            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
+            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded. Only "
+            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
+            "ended before the kernel would kill a process. The usual cause is a dataset that keeps Python objects on "
+            "itself, such as a list that __getitem__ appends to, or a cache without a limit. Keep nothing of a sample "
+            "once it is returned."
+        )
+        return TrialFailure(kind="host_oom", phase=phase, message=message, grown_bytes=short.grown_bytes)

@@ -1,22 +1,28 @@
-"""Find out what the workload is: read a few samples, collate them, train one small batch, say what does not work."""
+"""Find out what the workload is: read a few samples, time and collate them, train one small batch, say what does not
+work."""
 
 import contextlib
-import multiprocessing
-from collections.abc import Iterator, Mapping
+import itertools
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import Precision
+from loadtune.records.config import Precision, is_import_path
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
+from loadtune.stream.torch_private import reads_worker_info
 from loadtune.training.failures import classify_error
 from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
-from loadtune.training.samples import Samples
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
 from loadtune.units import counted
 from loadtune.workload import (
     IGNORED_TARGET,
@@ -26,17 +32,225 @@ from loadtune.workload import (
     cause,
     class_dimension,
     code_of,
+    fetch_samples,
+    find_places,
     is_pair,
     last_line,
+    make_batch,
     model_logits,
     num_bytes,
-    num_classes_of_output,
+    reads_at_once,
     sample_shape,
+    stream_samples,
     structure_text,
     tensors_of,
     transform_text,
+    uncounted_text,
     user_traceback,
 )
+
+_MAX_SAMPLES = 16  # kept, to make batches of
+# Batches that the user's code makes are few: each may be large.
+_MAX_BATCHES = 8
+# Samples are read in groups of so many, fewer where this time is over: at least two. Of fast ones more groups are read,
+# until `_ENOUGH_S` is over. Of three or more groups the slowest tenth does not count, one at the least. 64 samples of
+# 2 µs read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
+_GROUP, _MAX_GROUPS = 64, 64
+_MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
+# Where the dataset reads a batch with one call, so many are read with one.
+_AT_ONCE = 16
+# Where samples differ in size, so many more are read, up to these bytes, and so many of the largest fill a large batch.
+_MORE, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
+# A batch of the largest is so much larger where samples count as different.
+_DIFFERENT = 1.02
+# As many samples of a stream as are read at least, to time it.
+_FEWEST = 4
+
+_Read = tuple[list[Any], float, float]
+"""Samples to make batches of, seconds of one, CPU seconds of one; both may be 0, as the clock sees it."""
+
+
+class Samples:
+    """A few samples from all over an epoch, or the first ones of a stream."""
+
+    def __init__(self, workload: Workload, line: Line) -> None:
+        line.enter("samples")
+        self._workload, self._line = workload, line
+        loader = workload.loader
+        self.is_shared_out = loader.is_iterable and reads_worker_info(
+            loader.dataset, loader.worker_init_fn, loader.multiprocessing_context
+        )
+        """Of a stream: whether it asks which worker it is read by."""
+        self._max_samples = _MAX_BATCHES if loader.batches_are_ready else _MAX_SAMPLES
+        with one_thread(), line.samples.reading() as self._note:
+            self.samples, sample_s, cpu_s = self._read_stream() if loader.is_iterable else self._read_samples()
+            self._by_size = self._samples_by_size()
+            self._made = self._made_batches()
+        example, self.places = find_places(workload, self.samples)
+        if not (self.places.count or loader.batch_size_is_free):
+            raise WorkloadError(f"{uncounted_text(example)} Return tensors whose first dimension counts them.")
+        per_draw = 1.0  # samples of what the sampler, the batch sampler or the stream yields at a time
+        if loader.batches_are_ready:
+            per_draw = statistics.fmean(map(self.places.num_samples, self._made))
+        elif self._made:
+            per_draw = statistics.fmean(map(len, workload.epoch.batches))
+        if self._made:  # of the size that is nearest to the mean
+            self.batch = min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - per_draw))
+        else:
+            self.batch = make_batch(workload, self.samples)
+        self.num_in_batch = self.places.num_samples(self.batch) if self.places.count else len(self.samples)
+        """Samples of `batch`."""
+        self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(per_draw))
+        """Samples of a batch as the user's code makes them, on average, or of `batch`."""
+        each = per_draw if loader.batches_are_ready else 1.0  # they were timed by the batch
+        self.sample_s = max(1e-9, sample_s / each)
+        self.sample_cpu_s = min(self.sample_s, max(1e-9, cpu_s / each))
+        num_draws = workload.epoch.num_draws
+        self.num_per_epoch = None if num_draws is None else round(num_draws * per_draw)
+        """None: a stream or sampler that does not tell."""
+
+    @property
+    def largest_bytes(self) -> int | None:
+        """Of a sample, in a batch of the largest that were read. None: all have one size."""
+        if self._by_size is None:
+            return None
+        samples = self._by_size[-_NUM_LARGEST:]
+        largest = num_bytes(make_batch(self._workload, samples)) / len(samples)
+        mean = num_bytes(self.batch) / self.num_in_batch
+        return round(largest) if largest > _DIFFERENT * mean else None
+
+    def resident(self, batch_size: int, trainer: Trainer, *, largest: bool = False) -> Batch:
+        """A few samples, repeated to the batch's size, on the device. ``largest``: of the largest that were read, else
+        of all sizes, as often as they were read: what is padded to the largest of few is smaller than of many."""
+        if self._made:
+            return trainer.to_device(max(self._made, key=num_bytes) if largest else self.batch)
+        if self._by_size is not None and not largest:
+            every = len(self._by_size) / batch_size
+            of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
+            return trainer.to_device(make_batch(self._workload, of_all_sizes))
+        samples = self.samples if self._by_size is None else self._by_size[-_NUM_LARGEST:]
+        if self.places.are_known:
+            return resident_batch(make_batch(self._workload, samples), batch_size, trainer)
+        return trainer.to_device(make_batch(self._workload, [samples[at % len(samples)] for at in range(batch_size)]))
+
+    def _made_batches(self) -> list[Batch]:
+        """Batches as the user's code makes them, of usual size and the largest. Empty: any others can be made."""
+        work, batches = self._workload, self._workload.epoch.batches
+        if work.loader.batches_are_ready:
+            return [make_batch(work, drawn) for drawn in self.samples]
+        if not batches:
+            return []
+        mean = statistics.fmean(map(len, batches))
+        both = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
+        return [make_batch(work, list(itertools.chain(*self._read(each, len(each))))) for each in both]
+
+    def _read(self, indices: Sequence[Any], at_once: int = _AT_ONCE) -> Iterator[list[Any]]:
+        """These samples, so many in one call where the dataset can do that."""
+        ready, dataset = self._workload.loader.batches_are_ready, self._workload.dataset
+        at_once = at_once if reads_at_once(dataset) and not ready else 1
+        for at in range(0, len(indices), at_once):
+            some = indices[at : at + at_once]
+            self._note(some)
+            yield fetch_samples(dataset, some, one_by_one=ready)
+            self._line.pulse()
+
+    def _read_stream(self) -> _Read:
+        """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
+        samples: list[Any] = []
+        times: list[float] = []
+        used_s, begun = busy_s(), time.monotonic()
+        for sample in stream_samples(self._workload.dataset):
+            self._line.pulse()
+            now = time.monotonic()
+            times.append(now - begun)
+            begun = now
+            if len(samples) < self._max_samples:
+                samples.append(sample)
+            if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) >= _FEWEST):
+                break
+        later = times[1:] or times  # files open and modules load on the first
+        return samples, statistics.fmean(later), (busy_s() - used_s) / len(times)
+
+    def _read_samples(self) -> _Read:
+        """As many are timed as there is time for."""
+        (samples,) = self._read(self._workload.epoch.indices[:1])  # untimed: files open and modules load on the first
+        drawn, means, num_read = _drawn(self._workload), [], 0
+        started, used_s = time.monotonic(), busy_s()
+        for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
+            begun, num = time.monotonic(), 0
+            for some in self._read(drawn[at : at + _GROUP]):
+                samples = samples + some[: self._max_samples - len(samples)]
+                num += len(some)
+                if time.monotonic() - begun > _MAX_SAMPLING_S:
+                    break
+            means.append((time.monotonic() - begun) / num)
+            num_read += num
+            if time.monotonic() - started > _ENOUGH_S:
+                break
+        counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
+        return samples, statistics.fmean(counted_in), (busy_s() - used_s) / num_read
+
+    def _samples_by_size(self) -> list[Any] | None:
+        """Samples, the largest last. None: all have one size, or the user's code makes the batches."""
+        work, until = self._workload, time.monotonic() + _MAX_SAMPLING_S
+        if len({_size_of(sample) for sample in self.samples}) < 2 or not work.loader.batch_size_is_free:
+            return None
+        found, indices = list(self.samples), work.epoch.indices
+        for (sample,) in self._read(random.Random(work.spec.seed + 1).sample(indices, min(len(indices), _MORE)), 1):
+            found.append(sample)
+            if time.monotonic() > until or sum(map(_size_of, found)) > _MORE_BYTES:
+                break
+        return sorted(found, key=_size_of)
+
+
+def _size_of(sample: Any) -> int:
+    """Bytes of its tensors, and elements of what else it holds."""
+    if isinstance(sample, (str, bytes)):
+        return len(sample)
+    if isinstance(sample, Mapping):
+        return sum(map(_size_of, sample.values()))
+    if isinstance(sample, (tuple, list)):
+        return sum(map(_size_of, sample)) if sample and not isinstance(sample[0], (int, float)) else 8 * len(sample)
+    nbytes = getattr(sample, "nbytes", None)
+    return int(nbytes) if nbytes is not None else num_bytes(sample) or 1
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As DataLoader has it in each worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _drawn(workload: Workload) -> list[Any]:
+    """Indices from all over an epoch, in random order: any first of them are a fair sample too.
+
+    A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No more
+    than a quarter of the epoch beyond that: what keeps its samples would have them all before a worker asks.
+    """
+    indices = workload.epoch.indices
+    count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
+    drawn = random.Random(workload.spec.seed).sample(indices, min(len(indices), count))
+    return list(itertools.islice(itertools.cycle(drawn), count))
+
+
+def busy_s() -> float:
+    """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core.
+
+    So neither a decoder of its own nor other load on the machine makes a sample one that waits for storage.
+    """
+    try:
+        queued_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        queued_s = 0.0
+    return time.process_time() + sum(os.times()[2:4]) + queued_s
+
+
+# One small batch of them
 
 
 def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None:
@@ -72,12 +286,22 @@ def train_small(
         own_loss = workload.own_loss or workload.own_batches
         if not own_loss and is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch):
             with torch.no_grad():
-                num_classes = num_classes_of_output(model.module(batch[0]), batch[1])
+                logits = model_logits(model.module(batch[0]))
+            num_classes = logits.shape[class_dimension(logits, batch[1])]
             check_labels(samples.batch, num_classes, is_own=workload.own_model)
         for _ in range(trainer.accumulate):
             trainer.step(batch)
         trainer.synchronize()
-    smallest = 1 if own_sizes else _smallest_batch(trainer, samples, line)
+    smallest = 1
+    if not own_sizes:
+        line.pulse()
+        try:
+            trainer.step(samples.resident(1, trainer))
+            trainer.synchronize()
+        except (ValueError, TypeError, RuntimeError, IndexError, AssertionError, WorkloadError) as error:
+            if classify_error(error) in MEMORY_KINDS:
+                raise
+            smallest = 2  # mostly for batch normalisation; others squeeze the batch away
     trainer.close()
     return smallest, num_classes
 
@@ -90,13 +314,15 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
         if classify_error(error) in MEMORY_KINDS:
             raise
-        like = f"a batch of samples like {structure_text(sample)}"
-        message, advice = f"model {workload.spec.model} does not train on {like}: {last_line(error)}", ""
-        if named := cause(error):
+        like, named = f"a batch of samples like {structure_text(sample)}", cause(error)
+        message = f"model {workload.spec.model} does not train on {like}: {last_line(error)}"
+        advice = _shape_advice(workload, sample)
+        if named:
             message = f"{named}. It was called with {like}"
-            advice = "" if isinstance(workload.dataset, RandomSamples) else "Correct it, and run again."
-        trace = user_traceback(error) if workload.has_own_code else None
-        raise WorkloadError(f"{message}. {advice or _shape_advice(workload, sample)}", trace) from error
+            advice = advice if isinstance(workload.dataset, RandomSamples) else "Correct it, and run again."
+        may_be_own = workload.own_model or workload.own_loss or workload.own_batches
+        trace = user_traceback(error) if may_be_own else None
+        raise WorkloadError(f"{message}. {advice}", trace) from error
 
 
 def _shape_advice(workload: Workload, sample: Any) -> str:
@@ -105,21 +331,22 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
             "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
             "a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
-    if not isinstance(workload.dataset, RandomSamples):
-        if not workload.named_dataset:
-            return "The model has to take what the dataset delivers: change the dataset or the model."
+    if isinstance(workload.dataset, RandomSamples):
         return (
-            f"The dataset {workload.spec.dataset} comes with the transform {transform_text(workload.dataset)}: change "
-            "--image-size or the model, or give a function that makes the dataset: --dataset FILE.py:fn."
+            "The model has to take the input shape: change the shape or the model. If the loss takes other targets "
+            "than class indices, pass a dataset instead of the shape."
         )
+    spec = workload.spec
+    if workload.own_loader or "dataset" in spec.objects or is_import_path(spec.dataset):
+        return "The model has to take what the dataset delivers: change the dataset or the model."
     return (
-        "The model has to take the input shape: change the shape or the model. If the loss takes other targets than "
-        "class indices, pass a dataset instead of the shape."
+        f"The dataset {spec.dataset} comes with the transform {transform_text(workload.dataset)}: change "
+        "--image-size or the model, or give a function that makes the dataset: --dataset FILE.py:fn."
     )
 
 
 def describe(
-    workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory, line: Line
+    workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory
 ) -> WorkloadFacts:
     """The record of it all."""
     loader, batch = workload.loader, samples.batch
@@ -136,12 +363,11 @@ def describe(
         num_parameters=None if own else sum(parameter.numel() for parameter in workload.model.parameters()),
         precisions=("own",) if own else _precisions(device),
         min_batch_size=trained[0],
-        start_method=loader.multiprocessing_context or multiprocessing.get_start_method(),
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
         code=code_of(workload),
-        torchvision=str(torchvision.__version__),
+        torchvision=getattr(sys.modules.get("torchvision"), "__version__", None),
         own_loader=loader.settings(samples.num) if workload.own_loader else None,
         loader_class=loader.loader_class,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
@@ -152,28 +378,12 @@ def describe(
     )
 
 
-def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
-    """Models that train on 2 and not on 1 mostly refuse by batch normalisation; others squeeze the batch away."""
-    line.pulse()
-    try:
-        trainer.step(samples.resident(1, trainer))
-        trainer.synchronize()
-    except (ValueError, TypeError, RuntimeError, IndexError, AssertionError, WorkloadError) as error:
-        if classify_error(error) in MEMORY_KINDS:
-            raise
-        return 2
-    return 1
-
-
 def _precisions(device: Device) -> tuple[Precision, ...]:
     if device.kind != "cuda":
         return ("fp32", "bf16")  # fp16 on a CPU is emulated, and no GradScaler helps that
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return ("fp32", "fp16", "bf16")
     return ("fp32", "fp16")
-
-
-_NUM_SAMPLES = 2  # batch normalisation over vectors refuses one
 
 
 def match_random_targets(workload: Workload, model: ResidentModel) -> None:
@@ -190,14 +400,14 @@ def match_random_targets(workload: Workload, model: ResidentModel) -> None:
     if workload.own_batches:
         samples.num_classes = workload.spec.num_classes or 0
     model.reset("contiguous")
-    inputs = torch.stack([samples[index][0] for index in range(_NUM_SAMPLES)]).to(model.device)
+    inputs = torch.stack([samples[0][0], samples[1][0]]).to(model.device)  # batch normalisation may refuse one
     # A function of model and batch may call the model in another way: then the number of classes is not known.
     errors = contextlib.suppress(Exception) if workload.own_batches else model_errors(workload, samples[0])
     with errors, torch.no_grad():
         output = model.module(inputs)
         if not (workload.own_loss or workload.own_batches):
             logits = model_logits(output)
-            class_dimension(logits, logits.new_empty((_NUM_SAMPLES, *logits.shape[2:])))  # raises where there are none
+            class_dimension(logits, logits.new_empty((2, *logits.shape[2:])))  # raises where there are none
             samples.take_targets_of(logits)
         elif isinstance(output, torch.Tensor) and output.dim() > 1:  # the likeliest; who needs others brings a dataset
             samples.take_targets_of(output)

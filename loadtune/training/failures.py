@@ -1,8 +1,4 @@
-"""What an exception in the training means: by its type's name, its text, and how full memory was.
-
-The rules are tried in their order. A loader worker's death comes first, because its message quotes other words. Then
-come memory, and what the device or torch.compile cannot do. Only what is left is the user's own error.
-"""
+"""What an exception in the training means: by its type's name, its text, and how full memory was."""
 
 import errno
 import re
@@ -22,7 +18,8 @@ from loadtune.workload.user_code import cause, last_line, user_traceback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """How things stood at a failure. None: not known."""
+    """How things stood at a failure. None: not known. By default an ambiguous error counts as memory: a smaller size is
+    the remedy that can be tried."""
 
     on_cuda: bool = True
     budget_bytes: int | None = None
@@ -35,18 +32,16 @@ class Circumstances:
     """Processes the kernel killed for lack of memory since the request began."""
 
     @property
-    def memory_was_short(self) -> bool | None:
-        """Whether running out of memory is a likely cause. None: nothing is known.
+    def memory_was_enough(self) -> bool:
+        """Whether running out of memory is no likely cause.
 
         A library asks for a workspace of about the size of what it works on, and a step holds all that at once. So a
         request that fails while more is free than the step ever held was not refused for its size. Memory was short
         only where more than half of the budget was held. The allocator's retries say so at any level.
         """
-        if self.num_retries:
-            return True
-        if self.budget_bytes is None or self.peak_bytes is None:
-            return None
-        return 2 * self.peak_bytes > self.budget_bytes
+        if self.num_retries or self.budget_bytes is None or self.peak_bytes is None:
+            return False
+        return 2 * self.peak_bytes <= self.budget_bytes
 
 
 def watched(memory: DeviceMemory, *, on_cuda: bool) -> Callable[[], Circumstances]:
@@ -72,7 +67,7 @@ def increase(before: int | None, now: int | None) -> int | None:
 
 
 class _Rule(NamedTuple):
-    """What words mean that PyTorch raises."""
+    """What words mean that PyTorch raises. Rules are tried in their order."""
 
     words: str
     """A regular expression, whatever its case."""
@@ -133,7 +128,6 @@ _WORKER_END = re.compile(
 _CONTEXT_LOST = ("CUDNN_STATUS", "CUBLAS_STATUS", "CUFFT_", "find an engine", "CUDA error", "CUDA driver error")
 
 
-# Without evidence an ambiguous error counts as memory: a smaller size is the remedy that can be tried.
 _UNKNOWN = Circumstances()
 
 
@@ -185,7 +179,7 @@ def _kind_of_words(links: Sequence[BaseException], circumstances: Circumstances)
         if rule.on_cuda in (None, circumstances.on_cuda) and re.search(rule.words, text, re.IGNORECASE | re.DOTALL):
             if rule.words == _WORKER_KILLED and circumstances.oom_kills == 0:
                 return "crash"
-            return rule.otherwise if rule.otherwise and circumstances.memory_was_short is False else rule.kind
+            return rule.otherwise if rule.otherwise and circumstances.memory_was_enough else rule.kind
     return None
 
 
@@ -198,41 +192,38 @@ def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
     if not ends:
         return None
     pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
-    lost = next((samples_text(each) for each in loading if each.pid in pids), None)
-    signalled = next((end["signal"] for end in reversed(ends) if end["signal"]), None)
-    code = next((end["code"] for end in ends if end["code"]), None)
-    how = "ended unexpectedly" if code is None else f"exited with code {code}"
-    if signalled is not None:
-        how = f"was ended by {_signal_name(signalled)}"
-    return f"A worker {how}{f' while it loaded {lost}' if lost else ''}"
-
-
-def _signal_name(description: str) -> str:
-    """``SIGSEGV`` for ``Segmentation fault``, as the C library describes it; the description where none fits."""
-    names = {signal.strsignal(number): number.name for number in signal.Signals}
-    return next((names[text] for text in names if text and description.startswith(text)), description.rstrip(". "))
+    lost = next((f" while it loaded {samples_text(each)}" for each in loading if each.pid in pids), "")
+    how = next((f"exited with code {end['code']}" for end in ends if end["code"]), "ended unexpectedly")
+    if signalled := next((end["signal"] for end in reversed(ends) if end["signal"]), None):
+        # As the C library describes it: ``Segmentation fault``.
+        names = {text: number.name for number in signal.Signals if (text := signal.strsignal(number))}
+        name = next((names[text] for text in names if signalled.startswith(text)), signalled.rstrip(". "))
+        how = f"was ended by {name}"
+    return f"A worker {how}{lost}"
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
     """It and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
     links: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in links:
-        links.append(cause)
-        cause = cause.__cause__
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__
     return links
 
 
 def _said(error: BaseException) -> str:
     """Of a worker's error only the line that was raised: the traceback around it quotes anybody's source."""
-    if not _is_caught(error):
-        return str(error)
-    return f"{str(error).partition('.')[0]}: {last_line(error)}"
+    return f"{str(error).partition('.')[0]}: {last_line(error)}" if _is_caught(error) else str(error)
 
 
 def _name(error: BaseException) -> str:
     """Of its class, or of the class of the error that it was in a worker."""
     return last_line(error).partition(":")[0].rpartition(".")[2]
+
+
+def _is_caught(error: BaseException) -> bool:
+    return str(error).startswith("Caught ")
 
 
 def _is_compilers(error: BaseException) -> bool:
@@ -251,7 +242,3 @@ def _is_of_a_semaphore(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     raised_there = any(frame.filename == synchronize.__file__ for frame in frames)
     return raised_there and isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE)
-
-
-def _is_caught(error: BaseException) -> bool:
-    return str(error).startswith("Caught ")

@@ -1,20 +1,180 @@
-"""Train on real batches and stream windows until the controller has seen enough."""
+"""Train on real batches: of a loader that never ends, in windows, until the controller has seen enough."""
 
 import math
+import multiprocessing
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import reduction
+from pickle import PicklingError
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import RandomSampler
 
+from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
+from loadtune.stream import torch_private
+from loadtune.stream.sample_table import Row, SampleTable
+from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.torch_private import Depth
-from loadtune.training.endless_loader import EndlessLoader, NoBatchError
+from loadtune.stream.worker_rows import num_made
 from loadtune.training.memory import page_lock_s
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
-from loadtune.workload import Batch, num_tokens
+from loadtune.units import counted
+from loadtune.workload import Batch, Endless, LoaderParts, Workload, named_collate, note_cause, note_index, num_tokens
+
+# From a connection that a dying worker closed until its death can be seen.
+_DEATH_S = 5.0
+# Patience with workers that are in the middle of a batch nobody wants, all of them together.
+_PATIENCE_S = 0.05
+
+
+class NoBatchError(Exception):
+    """An epoch has no full batch: what to do about it."""
+
+
+def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
+    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end.
+
+    The last batches of an epoch leave the workers nothing to make. The queue runs down, and the next epoch's first
+    batches fill it again. A window that sees the one without the other is wrong: of a dataset of 20 batches, 52
+    samples/s where 867 trained. What an epoch's end costs is timed apart.
+    """
+    parts: LoaderParts = workload.loader
+    if parts.is_iterable:
+        return {}
+    if parts.batch_sampler is not None:
+        return {"batch_sampler": Endless(parts.batch_sampler)}
+    if type(parts.sampler) is RandomSampler and not parts.sampler.replacement:
+        generator = torch.Generator().manual_seed(seed)
+        return {"sampler": Endless(RandomSampler(range(len(workload.epoch.indices)), generator=generator))}
+    return {"sampler": Endless(parts.sampler)}
+
+
+class EndlessLoader:
+    """Batches without end, and without the end of an epoch.
+
+    Loaders of another `number` read in another order, as epochs do, because files that the last one has read come from
+    memory.
+    """
+
+    def __init__(
+        self, workload: Workload, config: LoaderConfig, *, number: int = 0, table: SampleTable | None = None
+    ) -> None:
+        """``table``: says which samples are being loaded, to whoever else can read it."""
+        seed = workload.spec.seed + number
+        parts = self._parts = workload.loader
+        self.config = config
+        given = _drawn(workload, seed)
+        if parts.batch_size_is_free:
+            given["drop_last"] = True
+        if not (parts.batched_fetch or parts.batches_are_ready):
+            given["collate_fn"] = partial(named_collate, parts.collate_fn)
+        self._loader: Any = parts.make(config, **given, generator=torch.Generator().manual_seed(seed))
+        self._table = table
+        self._iterator: SwitchingIterator | None = None
+        self._begun_s = self._first_s = 0.0
+
+    def next_batch(self) -> Batch:
+        """The next batch; the first call starts the workers. Raises NoBatchError where an epoch has none."""
+        self._begun_s = self._begun_s or time.monotonic()
+        batches = self._started()
+        batch = self._next(batches)
+        if batch is None:  # the epoch of the stream is over
+            if self._loader.persistent_workers:
+                batches._reset(self._loader)
+            else:
+                self._iterator = None
+                del batches  # which ends its workers
+            batch = self._next(self._started())
+        if batch is None:
+            raise NoBatchError(
+                f"an epoch of the stream has no full batch of {self.config.batch_size} samples for "
+                f"{counted(self.config.num_workers, 'worker')}: use a smaller batch or a longer stream, and check that "
+                "it gives each worker its share of the samples"
+            )
+        self._first_s = self._first_s or time.monotonic() - self._begun_s
+        return batch
+
+    def _started(self) -> SwitchingIterator:
+        if self._iterator is None:
+            with _unpicklable_named(self._parts):
+                self._iterator = SwitchingIterator(self._loader, table=self._table, sample_error=note_index)
+        return self._iterator
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """None: there is no further one."""
+        try:
+            return next(batches, None)
+        except (OSError, EOFError, RuntimeError) as error:
+            # A batch that a worker had sent cannot be opened once it is dead. Where PyTorch has not seen the death yet
+            # it raises what the connection says; its own error names the process.
+            closed = not isinstance(error, RuntimeError) or "ancdata" in str(error)
+            deadline = time.monotonic() + _DEATH_S
+            while self.config.num_workers and closed and not str(error).startswith("Caught "):
+                torch_private.error_if_any_worker_fails()
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+            raise
+
+    def depth(self) -> Depth | None:
+        """Where in the prefetch queue batches stand. None: there is no queue, or it does not tell."""
+        return torch_private.queue_depth(self._iterator.delivering()) if self._iterator is not None else None
+
+    def num_ahead(self) -> float | None:
+        """Batches made and not handed out, those in the making by how far they have come. None: no worker tells."""
+        workers = self._workers()
+        if not workers or self._iterator is None:
+            return None
+        num_delivered: int = self._iterator.delivering().num_delivered
+        return num_made(workers, time.monotonic()) - num_delivered
+
+    def times(self) -> dict[str, Any]:
+        """What the start took and what a batch takes, under the names that `TrainingRun` has for them."""
+        workers = self._workers()
+        ready_s = max((each.ready_s - self._begun_s for each in workers if each.ready_s), default=0.0)
+        first_s = min((each.first_s for each in workers if each.first_s), default=0.0)
+        num_timed = sum(each.num_timed for each in workers)
+        return {
+            "ready_s": ready_s,
+            "first_batch_s": ready_s + first_s if workers else self._first_s,
+            "batch_s": sum(each.made_s for each in workers) / num_timed if num_timed else first_s,
+        }
+
+    def _workers(self) -> list[Row]:
+        """Empty: there are none, or they have no clocks, as those of a stream."""
+        return [] if self._iterator is None else self._iterator.workers()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._iterator is not None:  # by itself it ends as patiently as torch
+            self._iterator._shutdown_workers(_PATIENCE_S)
+        self._iterator = None
+
+
+@contextmanager
+def _unpicklable_named(parts: LoaderParts) -> Iterator[None]:
+    """What starting workers raises names the part of the loader that cannot be pickled."""
+    try:
+        yield
+    except (PicklingError, TypeError, AttributeError) as error:
+        method = parts.multiprocessing_context or multiprocessing.get_start_method()
+        for name in () if method == "fork" else ("collate_fn", "worker_init_fn", "dataset"):
+            try:
+                reduction.ForkingPickler.dumps(getattr(parts, name))
+            except Exception:
+                note_cause(
+                    error,
+                    f'The {name} of the loader cannot be pickled, which workers started with "{method}" need: {{}}. '
+                    'Define it at the top level of a module, or use multiprocessing_context="fork"',
+                )
+                break
+        raise
+
 
 # A window may grow to this many times its length to span whole rounds of the workers; beyond, it costs more than it
 # gives.
@@ -42,10 +202,10 @@ class WindowRule:
 
 
 class Marks:
-    """What a window's seconds went into: copies, compute, nothing. Each step passes three marks, in this order.
+    """What a window's seconds went into: ``idle_s``, ``copy_s`` and ``compute_s``, in this order in each step.
 
-    ``mark`` makes one, ``seconds`` reads what passed between two. On CUDA a mark is an event on the stream, which costs
-    the host microseconds and the device nothing; all are read after the synchronisation that ends the window.
+    ``mark`` makes a mark, ``seconds`` reads what passed between two. On CUDA a mark is an event on the stream, which
+    costs the host microseconds and the device nothing; all are read after the synchronisation that ends the window.
     """
 
     def __init__(
@@ -57,20 +217,12 @@ class Marks:
         self._last = mark()
         self._passed: list[tuple[str, Any]] = []
 
-    def copying(self) -> None:
-        """A batch is in hand and will be copied to the device."""
-        self._passed.append(("idle_s", self._mark()))
-
-    def stepping(self) -> None:
-        """It was copied, or the copy was launched; the step begins."""
-        self._passed.append(("copy_s", self._mark()))
-
-    def stepped(self) -> None:
-        """The step is done, or launched."""
-        self._passed.append(("compute_s", self._mark()))
+    def end(self, part: str) -> None:
+        """This part of a step ends; on CUDA, once the device has done what was launched."""
+        self._passed.append((part, self._mark()))
 
     def cut(self) -> dict[str, Any]:
-        """Seconds of each part since the last cut, under the names that `Window` has for them."""
+        """Seconds of each part since the last cut."""
         parts = {"idle_s": 0.0, "copy_s": 0.0, "compute_s": 0.0}
         for part, mark in self._passed:
             parts[part] += self._seconds(self._last, mark)
@@ -91,29 +243,6 @@ def marks_for(device: torch.device) -> Marks:
     return Marks(mark, lambda earlier, later: earlier.elapsed_time(later) / 1000)
 
 
-def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
-    """Batches that the pinning thread took in a window, or else the training process, from those who made them: they
-    were handed out, or are there still."""
-    if begun is None or ended is None:
-        return None
-    behind_before, behind = (depth.ready - (depth.untaken or 0) for depth in (begun, ended))
-    return num_steps + behind - behind_before
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Of one window, while it grows."""
-
-    steps: int = 0
-    samples: int = 0
-    tokens: int | None = None
-    wait_s: float = 0.0
-    depths: list[Depth] = field(default_factory=list)
-    """Of the queue, before each batch was asked for."""
-    untaken: list[int] = field(default_factory=list)
-    """Before each batch was asked for and as it was handed out: whoever looked for it has taken all before it."""
-
-
 def time_training(
     trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, begins: Callable[[], None]
 ) -> TrainingRun | TrialFailure:
@@ -129,7 +258,7 @@ def time_training(
         return TrialFailure(kind="unsupported", phase=line.phase, message=str(error))
     line.enter("training")
     begins()
-    _step(trainer, batch, marks_for(trainer.device))  # uncounted: it waited for the first batch
+    trainer.step(trainer.receive(batch))  # uncounted: it waited for the first batch
     del batch
     num_compiled = trainer.num_compiled()
     loop, rule = TimedLoop(trainer, loader, line), WindowRule(window_s, loader.config.num_workers)
@@ -140,12 +269,7 @@ def time_training(
     if trainer.num_compiled() > num_compiled:
         message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
         return TrialFailure(kind="unsupported", phase="training", message=message)
-    return TrainingRun(
-        windows=tuple(windows),
-        first_batch_s=loader.first_batch_s(),
-        ready_s=loader.ready_s(),
-        workers=loader.shares(),
-    )
+    return TrainingRun(windows=tuple(windows), **loader.times())
 
 
 class _Edge(NamedTuple):
@@ -157,6 +281,18 @@ class _Edge(NamedTuple):
     halvings: float
     page_lock_s: float | None
     loss_is_finite: bool | None
+
+
+class _Step(NamedTuple):
+    """One step of a window."""
+
+    wait_s: float
+    num_samples: int
+    num_tokens: int | None
+    before: Depth | None
+    """Of the queue, before the batch was asked for."""
+    after: Depth | None
+    """As the batch was handed out: whoever looked for it has taken all before it."""
 
 
 class TimedLoop:
@@ -179,69 +315,64 @@ class TimedLoop:
         Where gradients of several batches are summed, a window holds whole rounds of them: each ends with a step of the
         optimizer, and the other batches take less.
         """
-        counts = _Counts()
+        steps = list[_Step]()
         accumulate = self._trainer.accumulate
-        while counts.steps % accumulate or not rule.ends(time.monotonic() - self._edge.at_s, counts.steps):
+        while len(steps) % accumulate or not rule.ends(time.monotonic() - self._edge.at_s, len(steps)):
             if self._line.stop_asked():
                 return None
-            self._train_step(counts)
-        return self._finish(counts)
-
-    def _train_step(self, counts: _Counts) -> None:
-        before = self._loader.depth()
-        asked = time.monotonic()
-        batch = self._loader.next_batch()
-        waited = time.monotonic() - asked
-        after = self._loader.depth()
-        counts.depths += [] if before is None else [before]
-        counts.untaken += [depth.untaken for depth in (before, after) if depth and depth.untaken is not None]
-        self._loader.waited(waited)
-        counts.wait_s += waited
-        _step(self._trainer, batch, self._marks)
-        counts.steps += 1
-        counts.samples += self._trainer.num_samples(batch)
-        tokens = num_tokens(batch)
-        if tokens is not None:
-            counts.tokens = (counts.tokens or 0) + tokens
-        self._line.pulse()
-
-    def _finish(self, counts: _Counts) -> Window:
-        """End the window with the device idle; what is read afterwards is the next one's time."""
+            steps.append(self._train_step())
+            self._line.pulse()
         self._trainer.synchronize()
-        begun, ended = self._edge, self._look()
+        begun, ended = self._edge, self._look()  # with the device idle; what is read is the next window's time
         self._edge = ended
-        unpinned = [depth.unpinned for depth in counts.depths if depth.unpinned is not None]
-        num_taken = _num_taken(begun.depth, ended.depth, counts.steps)
+        tokens = [step.num_tokens for step in steps if step.num_tokens is not None]
+        unpinned = [step.before.unpinned for step in steps if step.before and step.before.unpinned is not None]
+        looks = [depth for step in steps for depth in (step.before, step.after)]
+        untaken = [depth.untaken for depth in looks if depth and depth.untaken is not None]
+        num_taken = _num_taken(begun.depth, ended.depth, len(steps))
         locked_s = None
         if begun.page_lock_s is not None and ended.page_lock_s is not None:
             locked_s = ended.page_lock_s - begun.page_lock_s
         return Window(
             start_s=begun.at_s,
             seconds=ended.at_s - begun.at_s,
-            num_steps=counts.steps,
-            num_samples=counts.samples,
-            num_tokens=counts.tokens,
-            wait_s=counts.wait_s,
+            num_steps=len(steps),
+            num_samples=sum(step.num_samples for step in steps),
+            num_tokens=sum(tokens) if tokens else None,
+            wait_s=sum(step.wait_s for step in steps),
             **self._marks.cut(),
             queue_start=begun.ahead,
             queue_end=ended.ahead,
             num_pinned=num_taken if unpinned else None,
             least_unpinned=min(unpinned, default=None),
-            num_taken=num_taken if counts.untaken else None,
-            least_untaken=min(counts.untaken, default=None),
-            num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps, self._trainer.accumulate),
+            num_taken=num_taken if untaken else None,
+            least_untaken=min(untaken, default=None),
+            num_skipped_steps=_skipped(begun.halvings, ended.halvings, len(steps), accumulate),
             page_lock_s=locked_s,
             loss_is_finite=ended.loss_is_finite,
         )
 
+    def _train_step(self) -> _Step:
+        """A function of its own, so that the batch, here and on the device, is gone before the next is asked for."""
+        trainer, loader, marks = self._trainer, self._loader, self._marks
+        before, asked_s = loader.depth(), time.monotonic()
+        batch = loader.next_batch()
+        wait_s, after = time.monotonic() - asked_s, loader.depth()
+        marks.end("idle_s")
+        on_device = trainer.receive(batch)
+        marks.end("copy_s")
+        trainer.step(on_device)
+        marks.end("compute_s")
+        return _Step(wait_s, trainer.num_samples(batch), num_tokens(batch), before, after)
 
-def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
-    """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
-    marks.copying()
-    on_device = trainer.receive(batch)
-    marks.stepping()
-    trainer.step(on_device)
-    marks.stepped()
+
+def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
+    """Batches that the pinning thread took in a window, or else the training process, from those who made them: they
+    were handed out, or are there still."""
+    if begun is None or ended is None:
+        return None
+    behind_before, behind = (depth.ready - (depth.untaken or 0) for depth in (begun, ended))
+    return num_steps + behind - behind_before
 
 
 def _skipped(before: float, after: float, num_steps: int, accumulate: int) -> int:

@@ -1,12 +1,15 @@
-"""The device's memory behind one face: CUDA's caching allocator, or on the CPU this process's resident memory."""
+"""The device's memory: CUDA's caching allocator, or on the CPU this process's resident memory.
+
+Both have the same methods. ``peak_bytes`` counts from `reset_peaks`. None: nothing counts it.
+"""
 
 import ctypes
 import gc
 import resource
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,49 +37,7 @@ trial that locks either anew takes 2 to 5 s more."""
 _GRAIN = 32_768
 
 
-class DeviceMemory(ABC):
-    """What the training asks about memory. ``peak_bytes`` counts from `reset_peaks`. None: nothing counts it."""
-
-    @abstractmethod
-    def capacity_bytes(self) -> int: ...
-
-    @abstractmethod
-    def budget_bytes(self) -> int:
-        """What this process may have of it at most, its own share included."""
-
-    @abstractmethod
-    def reset_peaks(self) -> None: ...
-
-    @abstractmethod
-    def peak_bytes(self) -> int: ...
-
-    def peak_reserved_bytes(self) -> int | None:
-        return None
-
-    def outside_bytes(self) -> int | None:
-        """What this process holds of the device outside the allocator: context, libraries."""
-        return None
-
-    def num_retries(self) -> int | None:
-        """Times the allocator gave its cache back and tried again, since the process began."""
-        return None
-
-    @abstractmethod
-    def capped(self) -> AbstractContextManager[None]:
-        """While this context is entered, going over the budget raises instead of taking what others need."""
-
-    @abstractmethod
-    def recovers(self) -> bool:
-        """Free everything that can be freed; True: what is in use is back where it was when idle."""
-
-    def remember_idle(self) -> None:  # noqa: B027  a CPU's is not told apart
-        """What is in use now is what an idle training holds."""
-
-    def free_pinned(self) -> None:  # noqa: B027  without CUDA there is none
-        """Give back the page-locked host memory that PyTorch keeps for later batches, where that is too much."""
-
-
-class CudaMemory(DeviceMemory):
+class CudaMemory:
     """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
 
     Others' share is taken to be what it was then, because the driver does not tell in containers whose memory is whose.
@@ -94,6 +55,7 @@ class CudaMemory(DeviceMemory):
         return torch.cuda.mem_get_info(self._device)[1]
 
     def budget_bytes(self) -> int:
+        """What this process may have of it at most, its own share included."""
         available = self._available_bytes()
         if self._most_bytes is None:
             return available
@@ -116,15 +78,16 @@ class CudaMemory(DeviceMemory):
         return torch.cuda.max_memory_reserved(self._device)
 
     def outside_bytes(self) -> int | None:
-        if self._free_before is None:
-            return None
-        return max(0, self._free_before - self._available_bytes())
+        """What this process holds of the device outside the allocator: context, libraries."""
+        return None if self._free_before is None else max(0, self._free_before - self._available_bytes())
 
     def num_retries(self) -> int | None:
+        """Times the allocator gave its cache back and tried again, since the process began."""
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     @contextmanager
     def capped(self) -> Iterator[None]:
+        """While this context is entered, going over the budget raises instead of taking what others need."""
         self._allow(self.budget_bytes())
         try:
             yield
@@ -140,6 +103,7 @@ class CudaMemory(DeviceMemory):
         torch.cuda.set_per_process_memory_fraction(fraction, self._device)
 
     def recovers(self) -> bool:
+        """Free everything that can be freed; True: what is in use is back where it was when idle."""
         gc.collect()
         try:
             torch.cuda.synchronize(self._device)
@@ -149,27 +113,28 @@ class CudaMemory(DeviceMemory):
         return torch.cuda.memory_allocated(self._device) <= self._idle_bytes + _CUDA_SLACK_BYTES
 
     def remember_idle(self) -> None:
+        """What is in use now is what an idle training holds."""
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
         if self._idle_outside_bytes is None:
             self._idle_outside_bytes = self.outside_bytes()
         self._allow_most()
 
     def free_pinned(self) -> None:
-        held = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
-        if held > _KEPT_SHARE * (read_ram().available_bytes + held):
+        """Give back the page-locked host memory that PyTorch keeps for later batches, where that is too much."""
+        stats = _page_lock_stats()
+        held = int(stats.get("allocated_bytes.current", 0))
+        if not stats or held > _KEPT_SHARE * (read_ram().available_bytes + held):
             torch._C._host_emptyCache()
 
 
-class CpuMemory(DeviceMemory):
-    """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`.
+class CpuMemory:
+    """Resident memory of this process: the CPU's allocator keeps no books.
 
     The peak is the kernel's high-water mark, started anew where that works. Where it does not, a mark that has risen
     since is still the peak. One that has not only bounds it, and what is resident when it is read has to do.
     """
 
-    def __init__(self, most_bytes: int | None = None) -> None:
-        self._most_bytes = most_bytes
-        self._stale_mark = 0
+    _stale_mark = 0
 
     def capacity_bytes(self) -> int:
         return read_ram().limit_bytes
@@ -182,8 +147,7 @@ class CpuMemory(DeviceMemory):
         """
         ram = read_ram()
         reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
-        free = rss_bytes() + ram.available_bytes - reserve
-        return free if self._most_bytes is None else min(free, self._most_bytes)
+        return rss_bytes() + ram.available_bytes - reserve
 
     def reset_peaks(self) -> None:
         with suppress(OSError):  # sandboxes may refuse it, or ignore it
@@ -197,27 +161,64 @@ class CpuMemory(DeviceMemory):
         mark = status_bytes("VmHWM") or 0
         return max(mark if mark > self._stale_mark else 0, rss_bytes())
 
-    def capped(self) -> AbstractContextManager[None]:
-        """Refuse allocations beyond the budget, before the kernel has to kill for them."""
+    def peak_reserved_bytes(self) -> int | None:
+        return None
+
+    def outside_bytes(self) -> int | None:
+        return None
+
+    def num_retries(self) -> int | None:
+        return None
+
+    @contextmanager
+    def capped(self) -> Iterator[None]:
+        """Refuse allocations beyond the budget, before the kernel has to kill for them.
+
+        The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched. What was mapped earlier and
+        never touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where the
+        kernel does not count it, and nothing is loosened that somebody else has set.
+        """
         # OpenMP starts its threads: each maps a stack, and where that is refused OpenMP ends the process.
         torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
-        return growth_limited(self.budget_bytes() - rss_bytes())
+        room, mapped = max(0, self.budget_bytes() - rss_bytes()), status_bytes("VmData")
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # Below 0 stands for none, as in RLIM_INFINITY.
+        limits = [limit for limit in (-1 if mapped is None else mapped + room, soft, hard) if limit >= 0]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits, default=soft), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def recovers(self) -> bool:
+        """True: what is not freed shows as resident memory and cannot be told from caches."""
         gc.collect()
         with suppress(OSError, AttributeError):  # glibc keeps freed heap, in which one batch's peak would stand
             ctypes.CDLL(None).malloc_trim(0)
-        return True  # what is not freed shows as resident memory and cannot be told from caches
+        return True
+
+    def remember_idle(self) -> None: ...
+
+    def free_pinned(self) -> None: ...
+
+
+DeviceMemory = CudaMemory | CpuMemory
 
 
 def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
-    """The books of this device, of which `most_bytes` may be held."""
-    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)
+    """The books of this device. `most_bytes` is of a GPU alone."""
+    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory()
+
+
+def _page_lock_stats() -> Mapping[str, Any]:
+    """Of the allocator of page-locked memory. Empty: this torch keeps none, as 2.6."""
+    return getattr(torch.cuda, "host_memory_stats", dict)()
 
 
 def page_lock_s(device: torch.device) -> float | None:
-    """Seconds this process has spent on page-locking memory for pinned batches. None: without CUDA."""
-    return torch.cuda.host_memory_stats().get("host_alloc_time.total", 0) / 1e6 if device.type == "cuda" else None
+    """Seconds this process has spent on page-locking memory for pinned batches. None: without CUDA, or not known."""
+    stats = _page_lock_stats() if device.type == "cuda" else {}
+    return stats.get("host_alloc_time.total", 0) / 1e6 if stats else None
 
 
 _OWN = Path("/proc/self")
@@ -226,28 +227,6 @@ _OWN = Path("/proc/self")
 def rss_bytes() -> int:
     """Resident memory right now; 0 where the platform does not say."""
     return status_bytes("VmRSS") or 0
-
-
-@contextmanager
-def growth_limited(num_bytes: int) -> Iterator[None]:
-    """Refuse private memory beyond what is mapped now and `num_bytes`: allocations fail instead of being killed for.
-
-    The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched. What was mapped earlier and never
-    touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
-    the kernel does not count it, and nothing is loosened that somebody else has set.
-    """
-    mapped = status_bytes("VmData")
-    if mapped is None:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # Below 0 stands for none, as in RLIM_INFINITY.
-    limit = min(limit for limit in (mapped + max(0, num_bytes), soft, hard) if limit >= 0)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def status_bytes(field: str) -> int | None:

@@ -10,19 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from loadtune.host.memory import SHM_ADVICE
-from loadtune.host.processes import RamShort
-from loadtune.records.config import LoaderConfig
 from loadtune.records.facts import Device
-from loadtune.records.measurement import FailureKind, TrialFailure
+from loadtune.records.measurement import FailureKind
 from loadtune.stream.sample_table import Loading, SampleTable
 from loadtune.stream.shm_cleanup import kill_group
 from loadtune.training.protocol import Message
-from loadtune.units import bytes_text
 
 _LONGEST_FOLDER = 107 - len("/loadtune-abcdefgh/torch-shm-dir-abcdef/manager.sock")
 """Bytes of the path of a folder below which PyTorch and multiprocessing can still open a Unix socket."""
@@ -96,11 +93,10 @@ class BoundedLog:
 
 
 class TrainingProcess:
-    """A running ``python -m loadtune.training``. `close` leaves no process behind and may be called twice."""
+    """A running ``python -m loadtune.training``. `close` leaves no process behind."""
 
-    def __init__(self, device: Device, log_path: Path, scratch: Path, cores: Sequence[int] = ()) -> None:
-        """``scratch``: the folder for everything temporary, which the caller removes. ``cores``: those to run on; empty
-        stands for all."""
+    def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes."""
         self.log, log = BoundedLog(log_path), log_path.open("ab")
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
@@ -109,7 +105,7 @@ class TrainingProcess:
         try:
             with log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.training", *map(str, descriptors), str(scratch), *map(str, cores)],
+                    [sys.executable, "-m", "loadtune.training", *map(str, descriptors), str(scratch)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -126,7 +122,6 @@ class TrainingProcess:
             os.close(alive_read)
             self._samples.close_descriptor()
         self.connection: Connection = Connection(ours.detach())
-        self._closed = False
 
     @property
     def pid(self) -> int:
@@ -141,24 +136,21 @@ class TrainingProcess:
         """The next message; None: none came in time, or none will come any more."""
         try:
             if self.connection.poll(timeout_s):
-                message: Message = self.connection.recv()
-                return message
+                return self.connection.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             time.sleep(min(timeout_s, 0.01))  # closed before the exit status is there: do not spin until it is
         return None
 
     def has_exited(self) -> bool:
         """Looked at without reaping, so that the group's number stays ours until `close`."""
-        if self._process.returncode is not None:
-            return True
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True  # somebody else reaped it
 
-    def dump_stacks(self, workers: Iterable[int] = ()) -> None:
-        """Have these of its workers, and then itself, write where each of their threads is, for the log of a hang."""
-        for pid in (*workers, self.pid):
+    def dump_stacks(self, stuck: Sequence[Loading] = ()) -> None:
+        """Have a worker of these, and then itself, write where its threads are: the user's code is looked for."""
+        for pid in (*[each.pid for each in stuck if each.worker is not None][:1], self.pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getpgid(pid) == self.pid:
                     os.kill(pid, signal.SIGUSR1)
@@ -170,26 +162,21 @@ class TrainingProcess:
 
     def close(self, goodbye: object = None) -> int:
         """End the whole group, reap, close; returns the exit status. With ``goodbye`` it may go by itself first."""
-        if not self._closed:
-            self._closed = True
-            try:
-                if goodbye is not None:
-                    self.send(goodbye)
-                    deadline = time.monotonic() + _GRACE_S
-                    while not self.has_exited() and time.monotonic() < deadline:
-                        time.sleep(0.01)
-            finally:  # a second Ctrl-C ends the patience, not the cleaning up
-                self._kill()
+        try:
+            if goodbye is not None:
+                self.send(goodbye)
+                deadline = time.monotonic() + _GRACE_S
+                while not self.has_exited() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+        finally:  # a second Ctrl-C ends the patience, not the cleaning up
+            kill_group(self.pid)  # workers too, whatever became of their parent
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
+            self._process.wait()
+            self.log.cut()
+            self.connection.close()
+            os.close(self._lifeline)
         return self._process.returncode
-
-    def _kill(self) -> None:
-        kill_group(self.pid)  # workers too, whatever became of their parent
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
-        self._process.wait()
-        self.log.cut()
-        self.connection.close()
-        os.close(self._lifeline)
 
 
 def _environment(device: Device, scratch: Path) -> dict[str, str]:
@@ -230,40 +217,16 @@ def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "
     """
     ended = f"exited with code {returncode}"
     if returncode < 0:
-        number = -returncode
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        ended = f"was ended by {name}"
+        known = -returncode in set(signal.Signals)
+        ended = f"was ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == -signal.SIGKILL and oom_kills == 0:
         return "crash", "was killed by SIGKILL, not by the kernel for lack of memory"
     if returncode == -signal.SIGKILL:
-        why = "killed, most likely for lack of host memory"
-        return "host_oom", f"{ended}: {why if oom_kills is None else 'killed by the kernel for lack of host memory'}"
+        how = "killed, most likely" if oom_kills is None else "killed by the kernel"
+        return "host_oom", f"{ended}: {how} for lack of host memory"
     if returncode == -signal.SIGBUS:
         return "shm", f"{ended} ({SHM_ADVICE})"
     # C++ ends by an abort, OpenMP by an exit.
     if (returncode == -signal.SIGABRT or returncode > 0) and _DYING_OF_MEMORY.search(log):
         return "host_oom", f"{ended}: an allocation of host memory was refused"
     return "crash", ended
-
-
-GROWTH_ADVICE = (
-    "The usual cause is a dataset that keeps Python objects on itself, such as a list that __getitem__ appends to, or "
-    "a cache without a limit. Keep nothing of a sample once it is returned."
-)
-
-
-def ram_failure(short: RamShort, loader: LoaderConfig, phase: str, num_trained: int) -> TrialFailure:
-    """`num_trained`: samples that were trained on by the end of the last window."""
-    num_loaded = num_trained + (loader.num_prefetched + 1) * loader.batch_size
-    who = "The training process and its workers" if loader.num_workers else "The training process"
-    return TrialFailure(
-        kind="host_oom",
-        phase=phase,
-        message=(
-            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
-            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded. Only "
-            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
-            f"ended before the kernel would kill a process. {GROWTH_ADVICE}"
-        ),
-        grown_bytes=short.grown_bytes,
-    )

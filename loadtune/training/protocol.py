@@ -1,20 +1,17 @@
-"""What controller and training say to each other: frozen records, pickled over one socket. Needs no torch.
+"""What controller and training say to each other, pickled over one socket. Needs no torch.
 
-A conversation: `Begin`, then request after request. To each the training sends any number of `Phase` and `Streamed`,
-then exactly one `Answer` or `Refused`. Only `Stop` may be sent while a request is under way.
+A conversation: `Begin`, then request after request. To each the training sends any number of windows and of phases,
+each a text, then exactly one `Answer`. Only `STOP` may be sent while a request is under way.
 """
 
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
-from loadtune.errors import LoadtuneError
-from loadtune.records.config import LiveObjects, Recipe, TrialConfig, WorkloadSpec
-from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.footprint import StepAccount, StepVariant
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
-from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.result import Examined
+from loadtune.records.config import LiveObjects, WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.measurement import Window
 from loadtune.stream.sample_table import SampleTable
 
 
@@ -27,85 +24,33 @@ class Begin:
     objects: LiveObjects | None = None
     """What of the workload the spec only labels. None: it names all of it."""
     max_memory_bytes: int | None = None
-    """What this process may hold of the GPU, its context included; on a CPU, of the RAM. None: whatever is free."""
+    """What this process may hold of the GPU, its context included. None: whatever is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Describe:
-    """Answered by WorkloadFacts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeCompute:
-    """Answered by a ComputePoint."""
-
-    recipe: Recipe
-    batch_size: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTraining:
-    """Streams windows until `Stop`, then answered by a TrainingRun."""
-
-    config: TrialConfig
-    window_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examine:
-    """Answered by a tuple of Examined, one for each remedy."""
-
-    config: TrialConfig
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Enough windows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """No more requests: go."""
-
-
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | Examine
-"""A `BatchTry` is answered by a FitReport, a `StepVariant` by a StepAccount; each that failed by a TrialFailure."""
-Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | tuple[Examined, ...] | TrialFailure
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What the training is doing; also its sign of life."""
+class Request(NamedTuple):
+    """A method of `Session`, and what it is called with."""
 
     name: str
+    given: tuple[object, ...]
+
+
+STOP = "stop"
+"""Enough windows."""
+EXIT = "exit"
+"""No more requests: go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """A window that just ended."""
-
-    window: Window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The request's outcome."""
 
-    value: Value
-    healthy: bool
+    value: object
+    """What the method returned, a `TrialFailure`, or a `LoadtuneError`: the user has to mend something."""
+    healthy: bool = True
     """False: memory or the device's context was lost, a fresh training has to take over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The user has to mend something."""
-
-    error: LoadtuneError
-
-
-Message = Phase | Streamed | Answer | Refused
+Message = str | Window | Answer
 
 
 # Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
@@ -132,16 +77,16 @@ class Line:
     def enter(self, phase: str) -> None:
         """Something else begins."""
         self.phase = phase
-        self._send(Phase(phase))
+        self._send(phase)
 
     def pulse(self) -> None:
         """Still alive; said once a second at most, and never by another thread, which would hide a hang."""
         if time.monotonic() - self._last_sent >= _PULSE_S:
-            self._send(Phase(self.phase))
+            self._send(self.phase)
 
     def window(self, window: Window) -> None:
         """A window ended. Where steps are long, the next look waits a moment for what the controller says to it."""
-        self._send(Streamed(window))
+        self._send(window)
         is_long = window.seconds >= _LONG_STEP_S * window.num_steps
         self._patience_s = _ANSWER_SHARE * window.seconds if is_long else 0.0
 
@@ -151,8 +96,8 @@ class Line:
         if now - self._last_looked < _LOOK_S:
             return False
         self._last_looked, patience_s, self._patience_s = now, self._patience_s, 0.0
-        return self._connection.poll(patience_s) and isinstance(self._connection.recv(), Stop)
+        return self._connection.poll(patience_s) and self._connection.recv() == STOP
 
-    def _send(self, message: Phase | Streamed) -> None:
+    def _send(self, message: str | Window) -> None:
         self._connection.send(message)
         self._last_sent = time.monotonic()

@@ -2,19 +2,19 @@
 
 import random
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 
 from loadtune.changes import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
-from loadtune.changes.datasets import batch_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Examined, Loading
+from loadtune.training.describe import busy_s, one_thread
 from loadtune.training.protocol import Line
-from loadtune.training.samples import busy_s, one_thread
-from loadtune.workload import Batch, Workload, last_line, map_tensors, num_bytes, tensors_of
+from loadtune.workload import Batch, Workload, batch_of, last_line, map_tensors, num_bytes, tensors_of
 
 NUM_ROUNDS = 3
 """Times that a batch is loaded with and without the remedy, in turn."""
@@ -52,85 +52,64 @@ class RemediedJobs:
         try:
             after = self.job(in_order((*config.remedies, remedy.name)))
             code = remedy.own_code(before)
-            if not remedy.loads:
-                return Examined(name=remedy.name, code=code)
-            return self._compare(remedy, before, after, code, device, config)
+            seen = self._compared(remedy, before, after, device, config.batch_size) if remedy.loads else {}
+            return Examined(name=remedy.name, code=code, **seen)
         except NotApplicableError as error:
             return Examined(name=remedy.name, refused=str(error))
         except Exception as error:  # what is wrong with one remedy is no end of the run
             return Examined(name=remedy.name, refused=f"it could not be applied: {last_line(error)}")
 
-    def _compare(
-        self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
-    ) -> Examined:
-        jobs = (before, after)
-        # files open and modules load meanwhile: the first times are longer
-        first = [self._load(remedy, jobs, number, FEWEST_EXAMINED)[0] for number in range(2)]
-        sample_s = min(loaded.took.wall for loaded in first) / FEWEST_EXAMINED
-        num = max(num_examined(sample_s), min(config.batch_size, int(BATCH_S / max(1e-9, sample_s))))
-        seconds: tuple[list[_Seconds], ...] = ([], [])
+    def _compared(
+        self, remedy: Remedy, before: Workload, after: Workload, device: torch.device, batch_size: int
+    ) -> dict[str, Any]:
+        """Under the names that `Examined` has for them."""
+        # Files open and modules load meanwhile: the first times are longer.
+        first = [self._load(before, nullcontext(), number, FEWEST_EXAMINED)[1] for number in range(2)]
+        self._load(after, remedy.loading(), 0, FEWEST_EXAMINED)
+        sample_s = min(wall_s for wall_s, _ in first) / FEWEST_EXAMINED
+        num = max(num_examined(sample_s), min(batch_size, int(BATCH_S / max(1e-9, sample_s))))
+        plain, changed = list[tuple[float, float]](), list[tuple[float, float]]()
         begun = time.monotonic()
-        for number in range(NUM_ROUNDS):
-            loaded = self._load(remedy, jobs, number, num)
-            for each, made in zip(seconds, loaded, strict=True):
-                each.append(made.took)
-            if time.monotonic() - begun > ENOUGH_S:
-                break
-        prepared = [_on(device, job, made.batch) for job, made in zip(jobs, loaded, strict=True)]
-        one, other = (batch for batch, _ in prepared)
+        while len(plain) < NUM_ROUNDS and time.monotonic() - begun <= ENOUGH_S:
+            number = len(plain)
+            one, took = self._load(before, nullcontext(), number, num)
+            plain.append(took)
+            other, took = self._load(after, remedy.loading(), number, num)
+            changed.append(took)
+        num_bytes_before, num_bytes_after = num_bytes(one), num_bytes(other)
+        one, before_s = _on(device, before, one)
+        other, after_s = _on(device, after, other)
         if (compared := remedy.compared(before)) is not before:
-            one, _ = _on(device, compared, self._load(remedy, (compared, after), number, num)[0].batch)
-        difference = _difference(one, other, num)
-        loadings = [
-            _loading(made.batch, num, took, prepare_s / num)
-            for made, took, (_, prepare_s) in zip(loaded, seconds, prepared, strict=True)
-        ]
-        return Examined(name=remedy.name, before=loadings[0], after=loadings[1], difference=difference, code=code)
+            one, _ = _on(device, compared, self._load(compared, nullcontext(), number, num)[0])
+        return {
+            "before": _loading(plain, num, num_bytes_before, before_s),
+            "after": _loading(changed, num, num_bytes_after, after_s),
+            "difference": _difference(one, other, num),
+        }
 
     def _load(
-        self, remedy: Remedy, jobs: tuple[Workload, Workload], number: int, num: int
-    ) -> "tuple[_Loaded, _Loaded]":
-        """A batch as a worker makes it, without the remedy and with it; the same random augmentation for both."""
-        made = []
-        for job, loading in zip(jobs, (nullcontext, remedy.loading), strict=True):
-            self._line.pulse()
-            indices = random.Random(number).choices(job.epoch.indices, k=num)
-            with one_thread(), loading():
-                _seed(number)
-                used_s, begun = busy_s(), time.monotonic()
-                batch = batch_of(job, indices)
-                made.append(_Loaded(batch, _Seconds(time.monotonic() - begun, busy_s() - used_s)))
-        return made[0], made[1]
+        self, job: Workload, loading: AbstractContextManager[None], number: int, num: int
+    ) -> tuple[Batch, tuple[float, float]]:
+        """A batch as a worker makes it, (seconds, CPU seconds). A number gives the same samples and augmentation."""
+        import numpy as np
+
+        self._line.pulse()
+        indices = random.Random(number).choices(job.epoch.indices, k=num)
+        with one_thread(), loading:
+            random.seed(number)
+            np.random.seed(number)
+            torch.manual_seed(number)
+            used_s, begun = busy_s(), time.monotonic()
+            batch = batch_of(job, indices)
+            return batch, (time.monotonic() - begun, busy_s() - used_s)
 
 
-class _Seconds(NamedTuple):
-    wall: float
-    cpu: float
-
-
-class _Loaded(NamedTuple):
-    batch: Batch
-    took: _Seconds
-
-
-def _seed(number: int) -> None:
-    import numpy as np
-
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
-def _loading(batch: Batch, num: int, rounds: Sequence[_Seconds], prepare_s: float) -> Loading:
+def _loading(rounds: Sequence[tuple[float, float]], num: int, batch_bytes: int, prepare_s: float) -> Loading:
     """By the quickest round: other load on the machine only slows."""
-    sample_s = max(1e-9, min(took.wall for took in rounds) / num)
-    cpu_s = max(1e-9, min(took.cpu for took in rounds) / num)
-    return Loading(
-        sample_s=sample_s,
-        sample_cpu_s=min(cpu_s, sample_s),
-        sample_bytes=max(1.0, num_bytes(batch) / num),
-        prepare_s=prepare_s,
-    )
+    sample_s = max(1e-9, min(wall_s for wall_s, _ in rounds) / num)
+    cpu_s = min(sample_s, max(1e-9, min(cpu_s for _, cpu_s in rounds) / num))
+    sample_bytes = max(1.0, batch_bytes / num)
+    return Loading(sample_s=sample_s, sample_cpu_s=cpu_s, sample_bytes=sample_bytes, prepare_s=prepare_s / num)
 
 
 def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float]:
@@ -138,20 +117,16 @@ def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float
     there = map_tensors(batch, lambda tensor: tensor.to(device))
     if not job.on_device:
         return there, 0.0
+    wait: Callable[[], None] = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     took = []
     for _ in range(1 + NUM_ROUNDS):
-        begun, ready = _now(device), there
+        wait()
+        begun, ready = time.monotonic(), there
         for change in job.on_device:
             ready = change(ready)
-        took.append(_now(device) - begun)
+        wait()
+        took.append(time.monotonic() - begun)
     return ready, min(took)
-
-
-def _now(device: torch.device) -> float:
-    """With the device idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.monotonic()
 
 
 def _difference(one: Batch, other: Batch, num_samples: int) -> str:

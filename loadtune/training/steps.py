@@ -1,7 +1,8 @@
-"""Steps on one resident batch: uncounted ones that warm up, timed ones that no loader can beat, and those that show
-what memory a batch size takes."""
+"""Steps on one resident batch: uncounted ones that warm up, timed ones that no loader can beat, those that show what
+memory a batch size takes, and one that is watched operation by operation, for the account of a step."""
 
 import math
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,9 +11,12 @@ from typing import Any
 
 import torch
 
+from loadtune.errors import TrainingError
+from loadtune.footprint.account import Claim, Event, Mark, StepWatch
 from loadtune.host import read_alloc_conf
+from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
-from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
+from loadtune.records.memory import NUM_STEPS, AllocationTrace, BatchTry, FitReport
 from loadtune.training.failures import classify_error, increase
 from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
@@ -31,6 +35,7 @@ _MAX_UPDATES = 20
 
 def warm_up(trainer: Trainer, batch: Batch, line: Line) -> float:
     """Step until a step is as all later ones are. Ends with the device idle. Returns seconds of steps that compiled."""
+    line.enter("warm-up")
     compile_s = 0.0
     least = _CUDA_STEPS if trainer.device.type == "cuda" else _CPU_STEPS
     for number in range(1, _MAX_UPDATES + 1):
@@ -59,16 +64,15 @@ def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> 
     """
     line.enter("compute")
     trainer.synchronize()
-    begun = time.monotonic()
-    windows = [_window(trainer, batch, begun, seconds / _NUM_WINDOWS, trainer.accumulate, line)]
+    begun = start = time.monotonic()
+    window_s, planned, windows = seconds / _NUM_WINDOWS, trainer.accumulate, list[Window]()
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
-    enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
-    while len(windows) < _MIN_WINDOWS or windows[-1].end_s - begun < enough:
-        if windows[-1].loss_is_finite is False:
+    while len(windows) < _MIN_WINDOWS or start - begun < seconds - window_s / 2:
+        window = _window(trainer, batch, start, window_s, planned, line)
+        windows.append(window)
+        if window.loss_is_finite is False:
             break
-        last = windows[-1]
-        planned = round(seconds / _NUM_WINDOWS * last.num_steps / last.seconds)
-        windows.append(_window(trainer, batch, last.end_s, seconds / _NUM_WINDOWS, planned, line))
+        start, planned = window.end_s, round(window_s * window.num_steps / window.seconds)
     return tuple(windows)
 
 
@@ -113,43 +117,7 @@ def history_kept() -> Iterator[None]:
 
 def history_of(device: torch.device) -> list[dict[str, Any]]:
     """What the allocator did on this device, oldest first; cut off at `MAX_EVENTS`."""
-    snapshot = torch.cuda.memory._snapshot(device)
-    history: list[dict[str, Any]] = snapshot["device_traces"][device.index or 0]
-    return history
-
-
-class AllocationRecorder:
-    """Marks where steps begin; afterwards holds the trace. None: the device or the allocator's settings give none."""
-
-    def __init__(self, device: torch.device, batch_size: int, *, on: bool) -> None:
-        self.trace: AllocationTrace | None = None
-        self._device, self._batch_size = device, batch_size
-        self._marks: list[int] = []
-        self._on = on and device.type == "cuda" and read_alloc_conf() is None
-
-    def mark(self) -> None:
-        """A training step begins."""
-        if self._on:
-            torch.cuda.synchronize(self._device)
-            self._marks.append(len(history_of(self._device)))
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record within this context."""
-        if not self._on:
-            yield
-            return
-        idle_bytes = torch.cuda.memory_reserved(self._device)
-        with history_kept():
-            begun = len(history_of(self._device))
-            yield
-            torch.cuda.synchronize(self._device)
-            history = history_of(self._device)
-        if len(history) < MAX_EVENTS:  # else its beginning was overwritten
-            events, starts = compact_events(history[begun:], [mark - begun for mark in self._marks])
-            self.trace = AllocationTrace(
-                batch_size=self._batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
-            )
+    return torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]  # type: ignore[no-any-return]
 
 
 def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -179,10 +147,9 @@ def try_steps(
     raises; on a CPU it runs, into swap or into memory that others need, and has failed all the same.
     """
     budget, retries = memory.budget_bytes(), memory.num_retries()
-    recorder = AllocationRecorder(trainer.device, asked.batch_size, on=asked.trace)
-    steps = _Steps(trainer, memory, line, recorder)
-    num_full = max(1, asked.num_steps - 1) if asked.verify else asked.num_steps
-    with memory.capped(), recorder.recording():
+    steps = _Steps(trainer, memory, line, asked)
+    num_full = NUM_STEPS - asked.verify
+    with memory.capped(), steps.traced():
         with steps.phase("first step"):
             batch = make_batch(asked.batch_size)
             steps.step(batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
@@ -201,7 +168,7 @@ def try_steps(
         )
         failure = TrialFailure(kind="oom", phase=line.phase, message=message)
     return FitReport(
-        precision=trainer.precision,
+        precision=trainer.recipe.precision,
         batch_size=asked.batch_size,
         failure=failure,
         first_step_peak_bytes=steps.peaks_bytes["first step"],
@@ -212,15 +179,15 @@ def try_steps(
         num_steady_retries=steps.last_retries if asked.verify else None,
         budget_bytes=budget,
         step_s=min(steps.took_s, default=None),
-        allocations=recorder.trace,
+        allocations=steps.trace,
     )
 
 
 class _Steps:
     """On resident batches, with the books kept."""
 
-    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line, recorder: AllocationRecorder) -> None:
-        self._trainer, self._memory, self._line, self._recorder = trainer, memory, line, recorder
+    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line, asked: BatchTry) -> None:
+        self._trainer, self._memory, self._line, self._asked = trainer, memory, line, asked
         self.took_s: list[float] = []
         """Of each steady step."""
         self.peaks_bytes: dict[str, int] = {}
@@ -228,6 +195,29 @@ class _Steps:
         self.reserved_bytes: list[int] = []
         """Peaks of what the allocator held. Empty: it does not tell."""
         self.last_retries: int | None = None
+        self._starts: list[int] | None = None
+        """Where in the allocator's history steps begin. None: nothing is traced."""
+        self.trace: AllocationTrace | None = None
+        """None: not asked for, or the device or the allocator's settings give none."""
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """The allocator's requests within are kept, where they are asked for."""
+        device = self._trainer.device
+        if not self._asked.trace or device.type != "cuda" or read_alloc_conf() is not None:
+            yield
+            return
+        idle_bytes = torch.cuda.memory_reserved(device)
+        with history_kept():
+            begun, self._starts = len(history_of(device)), []
+            yield
+            torch.cuda.synchronize(device)
+            history = history_of(device)
+        if len(history) < MAX_EVENTS:  # else its beginning was overwritten
+            events, starts = compact_events(history[begun:], [start - begun for start in self._starts])
+            self.trace = AllocationTrace(
+                batch_size=self._asked.batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
+            )
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -241,7 +231,9 @@ class _Steps:
 
     def step(self, batch: Batch) -> float:
         """One step, finished, and its seconds."""
-        self._recorder.mark()
+        if self._starts is not None:
+            self._trainer.synchronize()
+            self._starts.append(len(history_of(self._trainer.device)))
         retries, started = self._memory.num_retries(), time.monotonic()
         for _ in range(self._trainer.accumulate):  # to the optimizer's own step, which makes its state
             self._trainer.step(batch)
@@ -253,9 +245,8 @@ class _Steps:
 
     def go_on(self, batch: Batch, num_steps: int) -> None:
         """Steady steps."""
-        if num_steps > 0:
-            with self.phase("steady steps"):
-                self.took_s += [self.step(batch) for _ in range(num_steps)]
+        with self.phase("steady steps"):
+            self.took_s += [self.step(batch) for _ in range(num_steps)]
 
     def evaluate(self, batch: Batch) -> None:
         """A forward pass in evaluation mode. The model may have none, which is no matter of memory: no peak then."""
@@ -267,4 +258,112 @@ class _Steps:
             if classify_error(error) in MEMORY_KINDS:
                 raise
             traceback.print_exc()  # into the log
-        self._line.pulse()
+
+
+# The account of a step
+
+
+class AllocatorLog:
+    """Of one CUDA device, under PyTorch's native allocator. Positions count events since `kept` was entered."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._begun = self._start = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        torch.cuda.synchronize(self.device)
+        with history_kept():
+            self._begun = len(history_of(self.device))
+            self._start = 0
+            self._start = self.mark().position
+            yield
+
+    def mark(self) -> Mark:
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        count = stats["allocation"]["all"]
+        handed_out, asked_for = (stats[name]["all"]["current"] for name in ("allocated_bytes", "requested_bytes"))
+        return Mark(count["allocated"] + count["freed"] - self._start, handed_out - asked_for)
+
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """None: it does not lie on this device, or not in one block."""
+        is_here = tensor.device.type == self.device.type and tensor.layout == torch.strided
+        return tensor.untyped_storage().data_ptr() if is_here else None
+
+    def standing(self) -> dict[int, int]:
+        """Address → bytes asked for, of every block in use."""
+        snapshot, own = torch.cuda.memory._snapshot(self.device), self.device.index or 0
+        blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
+        return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
+
+    def events(self) -> list[Event]:
+        """All since `kept` was entered. Raises TrainingError where some are missing."""
+        torch.cuda.synchronize(self.device)
+        history = history_of(self.device)
+        events = [  # those that the allocator counts: a request to give back lowers what is in use
+            Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0)
+            for entry in history[self._begun :]
+            if entry["action"] in ("alloc", "free_requested")
+        ]
+        if len(history) >= MAX_EVENTS or len(events) != self.mark().position:
+            raise TrainingError(
+                f"PyTorch's history of the allocator holds {len(events)} events where its counters say "
+                f"{self.mark().position}: it cannot be accounted for. `loadtune memory --device cpu` estimates it."
+            )
+        return events
+
+    def give_back_workspaces(self) -> None:
+        """What libraries keep from one operation to the next goes back to the allocator."""
+        torch.cuda.synchronize(self.device)
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+_TIMED_STEPS = 5
+
+
+def measure_step(
+    trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line, **asked: Any
+) -> StepAccount:
+    """Account for a step on this batch, then close the trainer. ``asked``: the fields that say what was measured.
+
+    The peak itself is read in steps that nobody watches. A further step is watched operation by operation. Every block
+    in use at its peak is put down to the tensor that owned it. No line is what the others leave over.
+    """
+
+    def step_s() -> float:
+        started = time.monotonic()
+        trainer.step(batch)
+        trainer.synchronize()
+        line.pulse()
+        return time.monotonic() - started
+
+    warm_up(trainer, batch, line)
+    line.enter("steps")
+    memory.reset_peaks()
+    seconds = [step_s() for _ in range(_TIMED_STEPS)]
+    peak, reserved = memory.peak_bytes(), memory.peak_reserved_bytes()
+    line.enter("watched step")
+    with log.kept():
+        watch = StepWatch(log)
+        standing = log.standing()
+        watch.claim_owned(trainer.module, trainer.state_tensors(), batch)
+        with torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda packed: packed), watch:
+            step_s()
+        watch.claim_owned(trainer.module, trainer.state_tensors(), batch)  # gradients and state that this step made
+        end = log.mark().position
+        log.give_back_workspaces()
+        events = log.events()
+    kept = [Claim(end, event.address, "workspace_bytes") for event in events[end:] if not event.num_bytes]
+    lines = watch.lines(standing, events[:end], kept)
+    outside = memory.outside_bytes()
+    trainer.close()
+    return StepAccount(
+        **asked,
+        estimated=False,
+        largest=lines.largest,
+        at_peak=lines.at_peak,
+        peak_bytes=peak,
+        fragmentation_bytes=None if reserved is None else reserved - peak,
+        outside_bytes=outside,
+        step_s=statistics.median(seconds),
+    )

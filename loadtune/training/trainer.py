@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import MemoryFormat, OptimizerName, Precision, Recipe
+from loadtune.records.config import MemoryFormat, Recipe
 from loadtune.workload import (
     AUTOCAST_DTYPES,
     PAIR,
@@ -28,36 +28,14 @@ from loadtune.workload import (
     user_traceback,
 )
 
-
-class LossWatch:
-    """Sums the losses: a sum in float64 is NaN or infinite from the first loss on that is."""
-
-    def __init__(self) -> None:
-        self._sums: dict[torch.device, torch.Tensor] = {}
-
-    def add(self, loss: torch.Tensor | float) -> None:
-        """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
-        if not isinstance(loss, torch.Tensor):
-            loss = torch.tensor(loss, dtype=torch.float64)
-        loss = loss.detach().reshape(())
-        if loss.device in self._sums:
-            self._sums[loss.device].add_(loss)
-        else:
-            self._sums[loss.device] = loss.to(torch.float64, copy=True)
-
-    def is_finite(self) -> bool | None:
-        """Whether all losses so far were finite. Waits for the device. None: there was none."""
-        return all(math.isfinite(total.item()) for total in self._sums.values()) if self._sums else None
-
-
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
 # Real samples a resident batch repeats: enough that labels and pixels differ, few enough to be read at once.
 _NUM_RESIDENT_SAMPLES = 8
-
-
-NO_MODEL = "Not possible with a whole training step, because loadtune cannot see its model."
+# Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
+# share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.
+_MOST_GRAPHS = 10_000
 
 
 class ResidentModel:
@@ -71,6 +49,7 @@ class ResidentModel:
         """What the user's ``make_step`` returned. None: not made yet, or there is none."""
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
+        self._compiled: nn.Module | None = None
 
     def drop_gradients(self) -> None:
         """Free the gradients, which a step that failed leaves behind."""
@@ -86,24 +65,24 @@ class ResidentModel:
         self.module.load_state_dict(self._initial)
         self.module.train()
 
+    def called(self, recipe: Recipe) -> nn.Module:
+        """The module, for a recipe with it compiled: when it is first called, and where a precision or layout is new.
 
-# Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
-# share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.
-_MOST_GRAPHS = 10_000
+        There is one for all runs, so that what was compiled stays. Each batch size is compiled for itself
+        (``dynamic=False``), as a script gets that trains at one size.
+        """
+        if not recipe.compile:
+            return self.module
+        if self._compiled is None:
+            import torch._dynamo as dynamo  # two seconds, which only who compiles has to wait
 
-
-def compiled(module: nn.Module) -> nn.Module:
-    """`module`, compiled when it is first called, and anew where a batch size, a precision or a layout is new.
-
-    Each batch size is compiled for itself (``dynamic=False``), as a script gets that trains at one size.
-    """
-    import torch._dynamo as dynamo  # two seconds, which only who compiles has to wait
-
-    dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
-    dynamo.config.fail_on_recompile_limit_hit = True
-    dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
-    made: nn.Module = torch.compile(module, dynamic=False)  # type: ignore[assignment]
-    return made
+            limit = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
+            setattr(dynamo.config, limit, _MOST_GRAPHS)
+            setattr(dynamo.config, f"accumulated_{limit}", _MOST_GRAPHS)
+            setattr(dynamo.config, f"fail_on_{limit.replace('_size', '')}_hit", True)
+            dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
+            self._compiled = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
+        return self._compiled  # type: ignore[return-value]
 
 
 def num_graphs() -> int:
@@ -121,52 +100,34 @@ class Trainer:
         model: ResidentModel,
         recipe: Recipe,
         workload: Workload,
-        optimizer: OptimizerName | None = None,
-        called: nn.Module | None = None,
-        losses: LossWatch | None = None,
+        *,
+        sums_losses: bool = False,
         places: Places = PAIR,
         batch_size: int = 1,
     ) -> None:
-        """``optimizer``: instead of the workload's. ``called``: the model, compiled. ``losses`` is given each step's
-        loss; None where the memory of a step is measured, because the sum takes some. ``places``: where batches keep
-        their samples; ``batch_size``: how many those have that do not tell."""
+        """``sums_losses``: for `loss_is_finite`; not where the memory of a step is measured, because the sum takes
+        some. ``places``: where batches keep their samples; ``batch_size``: how many those have that do not tell."""
         torch.manual_seed(workload.spec.seed)
-        self._model = model
-        self._recipe = recipe
-        self._losses = losses
-        self._called = model.module if called is None else called
-        self._dtype = AUTOCAST_DTYPES[recipe.precision]
-        self.places = places
-        self._on_device = workload.on_device
-        self._batch_size = batch_size
+        self.device, self.places, self.recipe = model.device, places, recipe
+        self.module = model.module
+        """What is trained."""
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
+        self._model, self._batch_size = model, batch_size
+        self._called = model.called(recipe)
+        self._on_device = workload.on_device
         self._num_summed = 0
+        self._losses: dict[torch.device, torch.Tensor] | None = {} if sums_losses else None
         self._scaler: torch.amp.GradScaler | None = None
-        self._begin(workload, optimizer)
+        self._begin(workload)
 
-    def _begin(self, workload: Workload, optimizer: OptimizerName | None) -> None:
-        model, recipe = self._model, self._recipe
-        model.reset(recipe.memory_format)
-        scaled = recipe.precision == "fp16"
-        self._optimizer = make_optimizer(
-            optimizer or workload.optimizer, model.module, fused=recipe.fused_optimizer, scaled=scaled
-        )
+    def _begin(self, workload: Workload) -> None:
+        self._model.reset(self.recipe.memory_format)
+        scaled = self.recipe.precision == "fp16"
         if scaled:
-            self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
-
-    @property
-    def precision(self) -> Precision:
-        return self._recipe.precision
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def module(self) -> nn.Module:
-        """What is trained."""
-        return self._model.module
+            self._scaler = torch.amp.GradScaler(self.device.type, growth_interval=_NO_SCALE_GROWTH)
+        fused = self.recipe.fused_optimizer
+        self._optimizer = make_optimizer(workload.optimizer, self.module, fused=fused, scaled=scaled)
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The optimizer's and the gradient scaler's own, wherever they lie; empty before the first step."""
@@ -180,14 +141,14 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
-        channels_last = self._recipe.memory_format == "channels_last"
+        channels_last = self.recipe.memory_format == "channels_last"
 
         def laid_out(tensor: torch.Tensor) -> torch.Tensor:
             images = tensor.layout is torch.strided and tensor.dim() == 4 and tensor.is_floating_point()
             layout = torch.channels_last if channels_last and images else torch.preserve_format
-            return tensor.to(self._model.device, non_blocking=True, memory_format=layout)
+            return tensor.to(self.device, non_blocking=True, memory_format=layout)
 
-        return moved(batch, self._model.device, laid_out)
+        return moved(batch, self.device, laid_out)
 
     def receive(self, batch: Batch) -> Batch:
         """What a loader delivered, on the device and ready to be trained on."""
@@ -205,8 +166,7 @@ class Trainer:
             self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
             loss = self._model.compute_loss(self._called, batch)
-        if self._losses is not None:
-            self._losses.add(loss)
+        self._add(loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
@@ -221,31 +181,42 @@ class Trainer:
 
     def evaluate(self, batch: Batch) -> None:
         """A forward pass in evaluation mode, without gradients, not compiled; training mode again afterwards."""
-        self._model.module.eval()
+        self.module.eval()
         try:
             with torch.no_grad(), self._autocast():
                 if self._model.own_batches or not is_pair(batch):
-                    self._model.compute_loss(self._model.module, batch)
+                    self._model.compute_loss(self.module, batch)
                 else:
-                    self._model.module(own_structure(batch[0]))
+                    self.module(own_structure(batch[0]))
         finally:
-            self._model.module.train()
+            self.module.train()
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._model.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+        dtype = AUTOCAST_DTYPES[self.recipe.precision]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def synchronize(self) -> None:
         """Wait for the device to finish what it was given."""
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def num_compiled(self) -> int:
         """How often something was compiled so far; 0 for a recipe that is not."""
-        return 0 if self._called is self._model.module else num_graphs()
+        return num_graphs() if self.recipe.compile else 0
+
+    def _add(self, loss: torch.Tensor | float) -> None:
+        """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
+        if self._losses is not None:
+            value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(())
+            total = self._losses.get(value.device)
+            self._losses[value.device] = value if total is None else total + value
 
     def loss_is_finite(self) -> bool | None:
-        """Whether every step's loss so far was finite. Waits for the device. None: nobody watches, or no step ran."""
-        return None if self._losses is None else self._losses.is_finite()
+        """Whether every step's loss so far was finite. Waits for the device. None: none was summed.
+
+        A sum in float64 is NaN or infinite from the first loss on that is.
+        """
+        return all(math.isfinite(total.item()) for total in self._losses.values()) if self._losses else None
 
     def num_halvings(self) -> float:
         """How often the scaler has halved its scale so far: once for each skipped step. Waits for the device."""
@@ -264,30 +235,31 @@ class Trainer:
 class OwnStep(Trainer):
     """The user's own training step: it holds models and optimizers, and lives as long as the process."""
 
-    def _begin(self, workload: Workload, optimizer: OptimizerName | None) -> None:
-        del optimizer
-        self._scaler = None
-        self._run = _made_step(workload, self._model)
+    def _begin(self, workload: Workload) -> None:
         self._sentence = (
             f"The step {workload.spec.step or ''} raised {{}}. step(batch) gets each batch as the collate function "
             "returns it, moved to the device"
         )
-
-    @property
-    def module(self) -> nn.Module:
-        raise WorkloadError(f"{NO_MODEL} Use --model and --loss.")
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        return []
+        if self._model.own_step is not None:
+            return
+        assert workload.make_step is not None
+        wanted = "make_step(device) has to return a function step(batch), which trains on one batch."
+        try:
+            made = workload.make_step(self.device)
+        except Exception as error:
+            raise WorkloadError(
+                f"The training step could not be made: make_step raised {last_line(error)}. {wanted}",
+                user_traceback(error),
+            ) from error
+        if not callable(made):
+            raise WorkloadError(f"make_step returned a {type(made).__name__}. {wanted}")
+        self._model.own_step = made
 
     def step(self, batch: Batch) -> None:
-        value = call_named(self._sentence, self._run, own_structure(batch))
-        if self._losses is not None:
-            for loss in _losses_in(value):
-                self._losses.add(loss)
-
-    def evaluate(self, batch: Batch) -> None:
-        raise WorkloadError("A training step of your own has no evaluation pass.")
+        assert self._model.own_step is not None
+        value = call_named(self._sentence, self._model.own_step, own_structure(batch))
+        for loss in _losses_in(value):
+            self._add(loss)
 
     def close(self) -> None:
         """Nothing is dropped: the next trial goes on with the same step."""
@@ -303,24 +275,6 @@ def _losses_in(value: Any) -> Iterator[torch.Tensor | float]:
             yield float(leaf)
         elif isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.is_floating_point():
             yield leaf
-
-
-def _made_step(workload: Workload, model: ResidentModel) -> Callable[[Batch], Any]:
-    """The step, made once for a process."""
-    if model.own_step is None:
-        assert workload.make_step is not None
-        wanted = "make_step(device) has to return a function step(batch), which trains on one batch."
-        try:
-            made = workload.make_step(model.device)
-        except Exception as error:
-            raise WorkloadError(
-                f"The training step could not be made: make_step raised {last_line(error)}. {wanted}",
-                user_traceback(error),
-            ) from error
-        if not callable(made):
-            raise WorkloadError(f"make_step returned a {type(made).__name__}. {wanted}")
-        model.own_step = made
-    return model.own_step
 
 
 def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:

@@ -2,13 +2,14 @@
 
 In: a `WorkloadSpec` with names, and the caller's objects as bytes. Out: a `Workload` that can be trained, or a
 `WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and runs in the
-training process, except `live`, which also packs objects in the caller's process.
+training process.
 """
 
 from loadtune.workload.batches import (
     PAIR,
     Batch,
     Places,
+    are_equal,
     is_pair,
     map_tensors,
     moved,
@@ -22,12 +23,13 @@ from loadtune.workload.batches import (
 )
 from loadtune.workload.build import Workload, build_workload, code_of
 from loadtune.workload.datasets import RandomSamples, ToRgb, transform_text
-from loadtune.workload.loaders import Endless, LoaderParts, NamedCollate
+from loadtune.workload.loaders import Endless, LoaderParts, named_collate
 from loadtune.workload.samples import (
-    collate_samples,
+    batch_of,
     fetch_samples,
     find_places,
     make_batch,
+    owner_of,
     reads_at_once,
     small_batch,
     stream_samples,
@@ -35,11 +37,9 @@ from loadtune.workload.samples import (
 from loadtune.workload.tasks import (
     AUTOCAST_DTYPES,
     IGNORED_TARGET,
-    ComputeLoss,
     class_dimension,
     class_loss,
     make_optimizer,
     model_logits,
-    num_classes_of_output,
 )
 from loadtune.workload.user_code import call_named, cause, last_line, note_cause, note_index, user_traceback

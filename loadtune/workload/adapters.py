@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections.abc import Iterable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
             f"{type(datamodule).__name__} overrides {own[0]}, which loadtune does not call. Move the method to "
             f"{type(module).__name__}."
         )
-    optimizer = LightningOptimizer(module)
+    optimizer = partial(_lightning_optimizer, module)
     optimizer(module.parameters())  # what cannot be used is told before anything is measured
     return Job(loader=loader, model=module, loss=lightning_loss, optimizer=optimizer)
 
@@ -82,22 +83,21 @@ def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-class LightningOptimizer:
-    """Parameters -> the optimizer that ``configure_optimizers`` of this module returns."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimizer of the module's parameters; the argument only fits the usual form of such functions."""
-        made = _optimizers(_without_trainer(self.module, "configure_optimizers"))
-        if len(made) != 1 or not isinstance(made[0], torch.optim.Optimizer):
-            found = f"a {type(made[0]).__name__}" if len(made) == 1 else f"{len(made)} optimizers"
-            raise UsageError(
-                f"configure_optimizers of {type(self.module).__name__} returned {found}, where one "
-                f"torch.optim.Optimizer was expected. {_STEP_INSTEAD}"
-            )
-        return made[0]
+def _lightning_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """As `partial` makes an optimizer function of it, which is called with parameters, and pickles."""
+    made = _without_trainer(module, "configure_optimizers")
+    if isinstance(made, (list, tuple)):  # of Lightning's six forms one is (optimizers, schedulers)
+        made = list(made[0]) if len(made) == 2 and isinstance(made[0], list) else list(made)
+    else:
+        made = [made]
+    found = [each["optimizer"] if isinstance(each, dict) else each for each in made]
+    if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
+        what = f"a {type(found[0]).__name__}" if len(found) == 1 else f"{len(found)} optimizers"
+        raise UsageError(
+            f"configure_optimizers of {type(module).__name__} returned {what}, where one torch.optim.Optimizer was "
+            f"expected. {_STEP_INSTEAD}"
+        )
+    return found[0]
 
 
 def from_trainer(trainer: Any) -> Job:
@@ -122,10 +122,13 @@ def from_trainer(trainer: Any) -> Job:
         )
     if trainer.train_dataset is None:
         raise UsageError("The Trainer has no train_dataset. Pass one: Trainer(..., train_dataset=...).")
-    _checkpoint_activations(trainer.model, args)
+    for name in ("activation_checkpointing", "gradient_checkpointing"):  # as train() does; transformers 5 renamed it
+        if getattr(args, name, False):
+            getattr(trainer.model, f"{name}_enable")(getattr(args, f"{name}_kwargs"))
+            break
     own_loss = type(trainer).compute_loss is not Trainer.compute_loss
     own_loss = own_loss or trainer.compute_loss_func is not None or trainer.label_smoother is not None
-    lasting = _DetachedTrainer(trainer, without=(*_NOT_NEEDED, *_DATA))
+    lasting = _DetachedTrainer(trainer, without=(*_NOT_NEEDED, "train_dataset", "data_collator", "optimizer"))
     return Job(
         loader=_DetachedTrainer(trainer, without=_NOT_NEEDED).trainer.get_train_dataloader(),
         model=trainer.model,
@@ -151,22 +154,10 @@ def _without_trainer(owner: Any, method: str, *arguments: Any) -> Any:
         ) from error
 
 
-def _optimizers(configured: Any) -> list[Any]:
-    """The optimizers in what ``configure_optimizers`` returned: Lightning allows six forms."""
-    if isinstance(configured, dict):
-        return [configured["optimizer"]]
-    if not isinstance(configured, (list, tuple)):
-        return [configured]
-    if len(configured) == 2 and isinstance(configured[0], list):
-        return list(configured[0])
-    return [each["optimizer"] if isinstance(each, dict) else each for each in configured]
-
-
 _NOT_NEEDED = (
     *("accelerator", "callback_handler", "eval_dataset", "gather_function", "lr_scheduler", "model_wrapped"),
     "_memory_tracker",
 )
-_DATA = ("train_dataset", "data_collator", "optimizer")
 
 
 class _OneProcess:
@@ -211,11 +202,3 @@ class _DetachedTrainer:
         made = self.trainer.create_optimizer()
         self.trainer.optimizer = None
         return made  # type: ignore[no-any-return]
-
-
-def _checkpoint_activations(model: Any, args: Any) -> None:
-    """As ``train()`` does first; transformers 5 renamed it."""
-    if getattr(args, "activation_checkpointing", False):
-        model.activation_checkpointing_enable(args.activation_checkpointing_kwargs)
-    elif getattr(args, "gradient_checkpointing", False):
-        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

@@ -75,6 +75,13 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
+def are_equal(one: Batch, other: Batch) -> bool:
+    """Whether both have the same tensors in the same places."""
+    if structure_text(one) != structure_text(other):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))
+
+
 def num_bytes(batch: Batch) -> int:
     return sum(
         tensor._indices().nbytes + tensor._values().nbytes if tensor.layout is torch.sparse_coo else tensor.nbytes
@@ -134,18 +141,17 @@ class Places:
     parts: Mapping[Any, "Places"] = field(default_factory=dict)
 
     @property
-    def are_known(self) -> bool:
-        """Whether a batch can be cut and repeated."""
-        return self.count and self._all_known
-
-    @property
-    def _all_known(self) -> bool:
-        return self.kind != "unknown" and all(part._all_known for part in self.parts.values())
-
-    @property
     def count(self) -> bool:
         """Whether the number of samples can be told from a batch."""
-        return self.kind in ("tensor", "list") or any(part.count for part in self.parts.values())
+        return self._has("tensor", "list")
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a batch can be cut and repeated."""
+        return self.count and not self._has("unknown")
+
+    def _has(self, *kinds: Kind) -> bool:
+        return self.kind in kinds or any(part._has(*kinds) for part in self.parts.values())
 
     def num_samples(self, batch: Batch) -> int:
         """Samples of this batch. Only where they `count`."""
@@ -185,7 +191,12 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Place
     if _cannot_be_cut(fewer):
         return Places("unknown")
     if isinstance(fewer, torch.Tensor):
-        return _places_of_tensor(fewer, more, num_fewer, num_more)
+        if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
+            return Places("unknown")
+        sizes = list(zip(fewer.shape, more.shape, strict=True))
+        if (num_fewer, num_more) in sizes:
+            return Places("tensor", sizes.index((num_fewer, num_more)))
+        return Places("same" if fewer.shape == more.shape else "unknown")
     one, other = _parts(fewer), _parts(more)
     if one is None or other is None:
         return Places("same")
@@ -196,13 +207,19 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Place
     return Places("parts", parts={key: places_of(one[key], other[key], num_fewer, num_more) for key in one})
 
 
-def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int) -> Places:
-    if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
-        return Places("unknown")
-    sizes = list(zip(fewer.shape, more.shape, strict=True))
-    if (num_fewer, num_more) in sizes:
-        return Places("tensor", sizes.index((num_fewer, num_more)))
-    return Places("same" if fewer.shape == more.shape else "unknown")
+def places_of_ready(batch: Batch) -> Places:
+    """Of a batch of which nobody knows how many samples it has: the first dimension of its first tensor tells."""
+    length = next((tensor.size(0) for tensor in tensors_of(batch) if tensor.dim() > 0), None)
+
+    def of(part: Batch) -> Places:
+        if length is None or _cannot_be_cut(part):
+            return Places("unknown")
+        if isinstance(part, torch.Tensor):
+            return Places("tensor" if part.dim() > 0 and part.size(0) == length else "same")
+        inside = _parts(part)
+        return Places("same") if inside is None else Places("parts", parts={key: of(inside[key]) for key in inside})
+
+    return of(batch)
 
 
 def _cannot_be_cut(part: Any) -> bool:
@@ -222,23 +239,6 @@ def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
         if next(tensors_of(part), None) is not None:
             return sample_shape(part, places.parts.get(key, Places("same")))
     return ()
-
-
-def places_of_ready(batch: Batch) -> Places:
-    """Of a batch of which nobody knows how many samples it has: the first dimension of its first tensor tells."""
-    first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > 0), None)
-    return Places("unknown") if first is None else _with_length(batch, first.size(0))
-
-
-def _with_length(batch: Batch, length: int) -> Places:
-    if _cannot_be_cut(batch):
-        return Places("unknown")
-    if isinstance(batch, torch.Tensor):
-        return Places("tensor" if batch.dim() > 0 and batch.size(0) == length else "same")
-    parts = _parts(batch)
-    if parts is None:
-        return Places("same")
-    return Places("parts", parts={key: _with_length(part, length) for key, part in parts.items()})
 
 
 def _parts(batch: Any) -> dict[Any, Any] | None:

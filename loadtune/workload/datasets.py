@@ -1,20 +1,18 @@
 """What is loaded, by name or as an object → `LoaderParts`, or a `WorkloadError` that says what to do."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision.datasets
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision import transforms
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec, is_import_path
-from loadtune.workload.live import LiveParts
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import ModelNeeds
-from loadtune.workload.user_code import call, find_function, last_line, made_by, unknown_name, user_traceback
+from loadtune.workload.user_code import call, find_function, last_line, made_by, reported, torchvision_for, unknown_name
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -27,9 +25,11 @@ class ToRgb:
         return image.convert("RGB") if hasattr(image, "convert") else image
 
 
-def training_transform(image_size: int | None, *, is_gray: bool = False) -> transforms.Compose:
+def training_transform(image_size: int | None, *, is_gray: bool = False) -> Any:
     """The augmentation of torchvision's reference recipe: crop, flip, tensor, normalise. Of gray images one channel is
     kept, and without ``image_size`` their size."""
+    from torchvision import transforms
+
     if is_gray:
         crop = [] if image_size is None else [transforms.RandomResizedCrop(image_size)]
         return transforms.Compose([*crop, transforms.ToTensor()])
@@ -50,13 +50,17 @@ def transform_text(dataset: Any) -> str:
     return ", ".join(type(step).__name__ for step in getattr(transform, "transforms", [transform]))
 
 
-def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> LoaderParts:
-    """The user's own loader, or a dataset that is read in random order. Raises WorkloadError."""
-    if isinstance(live.loader, LoaderParts):
-        parts = live.loader
-    elif live.loader is not None or spec.loader is not None:
+def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -> LoaderParts:
+    """The user's own loader, or a dataset that is read in random order. ``live``: objects of the caller, by part.
+
+    Raises WorkloadError.
+    """
+    own = live.get("loader")
+    if isinstance(own, LoaderParts):
+        parts = own
+    elif own is not None or spec.loader is not None:
         name = spec.loader or "loader"
-        made = made_by(name, "loader") if live.loader is None else call(live.loader, name, "loader")
+        made = made_by(name, "loader") if own is None else call(own, name, "loader")
         if not isinstance(made, DataLoader):
             wrapped = isinstance(getattr(made, "loader", None), DataLoader)
             advice = "Return the DataLoader inside it; with timm, call create_loader(..., use_prefetcher=False)."
@@ -66,25 +70,45 @@ def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Loader
             )
         parts = LoaderParts.of(made)
     else:
-        collate = live.collate or (None if spec.collate is None else find_function(spec.collate, "collate function"))
+        collate = live.get("collate") or (
+            None if spec.collate is None else find_function(spec.collate, "collate function")
+        )
         return LoaderParts.shuffled(make_dataset(spec, needs, live), collate)
     _check_length(parts.dataset, "of the loader")
     return parts
 
 
-def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
+def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -> Dataset[Any]:
     """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
-    if live.input_shape is not None:
-        return RandomSamples(live.input_shape)
-    if live.dataset is not None:
-        dataset = live.dataset if live.dataset_is_made else call(live.dataset, spec.dataset, "dataset")
+    if "input_shape" in live:
+        return RandomSamples(live["input_shape"])
+    if "dataset" in live:
+        dataset = live["dataset"]
+        if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
+            dataset = call(dataset, spec.dataset, "dataset")
     elif is_import_path(spec.dataset):
         dataset = made_by(spec.dataset, "dataset")
     elif spec.dataset == "FakeData":
-        dataset = make_fake(needs, spec.num_classes or needs.num_classes)
+        vision, size = torchvision_for("dataset", spec.dataset), needs.image_size
+        dataset = vision.datasets.FakeData(
+            size=NUM_FAKE_SAMPLES,
+            image_size=(3, size, size),
+            num_classes=spec.num_classes or needs.num_classes,
+            transform=vision.transforms.ToTensor(),
+        )
     else:
         dataset = _make_named(spec, needs)
-    return _checked(dataset, spec.dataset)
+    lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if not isinstance(dataset, IterableDataset) and (isinstance(dataset, Mapping) or lacks):  # a dict is no list
+        without = f" without {' and '.join(lacks)}" if lacks else ""
+        hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""
+        raise WorkloadError(
+            f"The dataset {spec.dataset} is a {type(dataset).__name__}{without}. It has to be map-style (len(dataset) "
+            "is the number of samples, and dataset[i] returns one) or a torch.utils.data.IterableDataset. Return a "
+            f"dataset like that.{hint}"
+        )
+    _check_length(dataset, spec.dataset)
+    return dataset
 
 
 def num_classes_of(dataset: Dataset[Any]) -> int | None:
@@ -96,44 +120,26 @@ def num_classes_of(dataset: Dataset[Any]) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def _checked(dataset: Any, name: str) -> Dataset[Any]:
-    if isinstance(dataset, IterableDataset):
-        _check_length(dataset, name)
-        return dataset
-    lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if isinstance(dataset, Mapping) or lacks:  # a dict is no list of samples
-        without = f" without {' and '.join(lacks)}" if lacks else ""
-        hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""
-        raise WorkloadError(
-            f"The dataset {name} is a {type(dataset).__name__}{without}. It has to be map-style (len(dataset) is the "
-            "number of samples, and dataset[i] returns one) or a torch.utils.data.IterableDataset. Return a dataset "
-            f"like that.{hint}"
-        )
-    _check_length(dataset, name)
-    return dataset  # type: ignore[no-any-return]  # duck-typed: DataLoader asks for no base class
-
-
 def _check_length(dataset: Any, name: str) -> None:
-    """Raises WorkloadError for a dataset that says it is empty."""
-    if not hasattr(dataset, "__len__"):
-        return
-    try:
-        length = len(dataset)
-    except Exception as error:
-        if isinstance(dataset, IterableDataset):
-            return  # a stream need not tell
-        raise WorkloadError(
-            f"len() of the dataset {name} raised {last_line(error)}. It has to return the number of samples.",
-            user_traceback(error),
-        ) from error
-    if length < 1:
+    """Raises WorkloadError for a dataset that says it is empty. A stream need not tell."""
+    length = None
+    if hasattr(dataset, "__len__"):
+        sentence = f"len() of the dataset {name} raised {{}}. It has to return the number of samples."
+        with suppress(Exception) if isinstance(dataset, IterableDataset) else reported(sentence):
+            length = len(dataset)
+    if length is not None and length < 1:
         raise WorkloadError(
             f"The dataset {name} is empty: len() is {length}. Point it to a folder or split that holds samples."
         )
 
 
 def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
-    cls = _find_class(spec.dataset)
+    datasets = torchvision_for("dataset", spec.dataset).datasets
+    hidden = {"FakeData", "VisionDataset", "wrap_dataset_for_transforms_v2"}
+    names = ["FakeData", *(name for name in datasets.__all__ if name not in hidden)]
+    if spec.dataset not in names:
+        raise unknown_name("dataset", spec.dataset, names, "torchvision.datasets")
+    cls = getattr(datasets, spec.dataset)
     if spec.data_root is None:
         raise WorkloadError(
             f"The dataset {spec.dataset} is read from a folder, and none was given. Add --data-root FOLDER."
@@ -141,7 +147,7 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     root = Path(spec.data_root).expanduser()
     if spec.dataset == "ImageFolder" and (root / "train").is_dir():
         root /= "train"  # the usual layout has train/ and val/ inside, which are not two classes
-    is_gray = needs.is_own and issubclass(cls, torchvision.datasets.MNIST)
+    is_gray = needs.is_own and issubclass(cls, datasets.MNIST)
     size = spec.image_size if is_gray else needs.image_size
     arguments = {"root": str(root), "transform": training_transform(size, is_gray=is_gray)}
     if not root.is_dir():
@@ -157,14 +163,6 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
             "downloads nothing. Put its files into --data-root as torchvision's documentation of the class says, or "
             "write a function that returns the dataset, and name it: --dataset FILE.py:factory."
         ) from error
-
-
-def _find_class(name: str) -> Any:
-    hidden = {"FakeData", "VisionDataset", "wrap_dataset_for_transforms_v2"}
-    names = ["FakeData", *(n for n in torchvision.datasets.__all__ if n not in hidden)]
-    if name not in names:
-        raise unknown_name("dataset", name, names, "torchvision.datasets")
-    return getattr(torchvision.datasets, name)
 
 
 # As many as ImageNet's training set, so that no batch size and no run length meets the end of an epoch early.
@@ -194,11 +192,3 @@ class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         generator = torch.Generator().manual_seed(index)
         inputs = torch.rand(self.input_shape, generator=generator)
         return inputs, torch.randint(0, max(1, self.num_classes), self.target_shape, generator=generator)
-
-
-def make_fake(needs: ModelNeeds, num_classes: int) -> Dataset[Any]:
-    """Images of the size the model was made for."""
-    size = needs.image_size
-    return torchvision.datasets.FakeData(  # type: ignore[no-any-return]
-        size=NUM_FAKE_SAMPLES, image_size=(3, size, size), num_classes=num_classes, transform=transforms.ToTensor()
-    )

@@ -1,6 +1,5 @@
 """A user's `DataLoader`, taken apart: what it loads and draws stays, its settings change. Needs torch."""
 
-import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,12 @@ from torch.utils.data import (
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
 from loadtune.units import counted
-from loadtune.workload.user_code import call_named, last_line, user_traceback
+from loadtune.workload.user_code import call_named, reported
+
+_TAKEN = (
+    *("dataset", "collate_fn", "worker_init_fn", "timeout", "generator"),
+    *("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "in_order"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +64,19 @@ class LoaderParts:
     @classmethod
     def of(cls, loader: "DataLoader[Any]") -> "LoaderParts":
         """The parts of this loader, which stays as it is."""
-        iterable = isinstance(loader.dataset, IterableDataset)
-        own_batches = loader.batch_size is None and loader.batch_sampler is not None
-        plain = own_batches and type(loader.batch_sampler) is BatchSampler  # with a size of its own, like PyTorch's
+        batches: Any = loader.batch_sampler if loader.batch_size is None else None
+        drawn_by: Any = loader
+        if type(batches) is BatchSampler:  # with a size of its own, like PyTorch's
+            batches, drawn_by = None, batches
+        is_stream = isinstance(loader.dataset, IterableDataset)
         context = loader.multiprocessing_context
-        drawn_by = loader.batch_sampler if plain else loader
         return cls(
-            dataset=loader.dataset,
-            sampler=None if iterable or (own_batches and not plain) else drawn_by.sampler,  # type: ignore[union-attr]
-            batch_sampler=loader.batch_sampler if own_batches and not plain else None,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.batch_sampler.drop_last if plain else loader.drop_last,  # type: ignore[union-attr]
-            worker_init_fn=loader.worker_init_fn,
-            timeout=loader.timeout,
+            **{name: getattr(loader, name) for name in _TAKEN},
+            sampler=None if is_stream or batches is not None else drawn_by.sampler,
+            batch_sampler=batches,
+            drop_last=drawn_by.drop_last,
             multiprocessing_context=None if context is None else context.get_start_method(),
-            generator=loader.generator,
-            batch_size=loader.batch_sampler.batch_size if plain else loader.batch_size,  # type: ignore[union-attr]
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-            in_order=loader.in_order,
+            batch_size=drawn_by.batch_size,
             loader_class=None if type(loader) is DataLoader else type(loader).__name__,
         )
 
@@ -113,13 +109,12 @@ class LoaderParts:
         """A new loader of the same samples with these settings. ``others``: arguments in place of the loader's own."""
         kwargs = config.kwargs()
         if config.num_workers > 0:
-            kwargs["multiprocessing_context"] = self.multiprocessing_context
-            kwargs["timeout"] = self.timeout
-        if not self.batch_size_is_free:
+            kwargs |= {"multiprocessing_context": self.multiprocessing_context, "timeout": self.timeout}
+        if self.batch_size_is_free:
+            kwargs["drop_last"] = self.drop_last
+        else:
             del kwargs["batch_size"]
             kwargs |= {"batch_size": None} if self.batch_sampler is None else {"batch_sampler": self.batch_sampler}
-        else:
-            kwargs["drop_last"] = self.drop_last
         if self.sampler is not None:
             kwargs["sampler"] = self.sampler
         kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
@@ -131,20 +126,13 @@ class LoaderParts:
         return DataLoader(self.dataset, **kwargs)
 
 
-class NamedCollate:
-    """A collate function whose errors are reported as its own, and not as those of the last sample."""
-
-    def __init__(self, function: Callable[[Any], Any] | None) -> None:
-        self._function = default_collate if function is None else function
-
-    def __call__(self, given: Any) -> Any:
-        return call_named(collate_sentence(given), self._function, given)
-
-
-def collate_sentence(given: Any) -> str:
-    """How its errors are reported. ``given``: samples, or what a dataset yields without automatic batching."""
+def named_collate(function: Callable[[Any], Any] | None, given: Any) -> Any:
+    """Call a collate function whose errors are reported as its own, and not as those of the last sample."""
     size = f", for a batch of {counted(len(given), 'sample')}" if isinstance(given, list) else ""
-    return f"The collate function raised {{}}{size}. It has to accept every batch size; --max-batch-size limits them"
+    sentence = (
+        f"The collate function raised {{}}{size}. It has to accept every batch size; --max-batch-size limits them"
+    )
+    return call_named(sentence, function or default_collate, given)
 
 
 class Endless:
@@ -186,32 +174,25 @@ def epoch_of(parts: LoaderParts, seed: int) -> Epoch:
     sampler = parts.sampler if parts.batch_sampler is None else parts.batch_sampler
     if type(sampler) in (RandomSampler, SequentialSampler) and (length := _length(sampler.data_source)):
         return Epoch(num_draws=len(sampler), indices=range(length))  # all are known, and need not be drawn
-    drawn, has_ended = _draw(sampler, seed, by_batch=parts.batch_sampler is not None)
-    num_draws = len(drawn) if has_ended else _length(sampler)
-    if parts.batch_sampler is None:
-        return Epoch(num_draws=num_draws, indices=drawn)
-    return Epoch(num_draws=num_draws, indices=[index for batch in drawn for index in batch], batches=drawn)
-
-
-def _draw(sampler: Any, seed: int, *, by_batch: bool) -> tuple[list[Any], bool]:
-    """(The first that it draws, whether these are all)."""
+    by_batch = parts.batch_sampler is not None
+    random.seed(seed)  # the same draws in every run: a resumed one compares the length of the epoch
+    np.random.seed(seed % (1 << 32))
+    torch.default_generator.manual_seed(seed)  # and no GPU's
     drawn: list[Any] = []
-    num_indices = 0
-    try:
-        with _seeded(seed):
-            for each in sampler:
-                if max(num_indices, len(drawn)) >= _MOST_DRAWN:
-                    return drawn, False
-                drawn.append(list(each) if by_batch else each)
-                num_indices += len(drawn[-1]) if by_batch else 1
-    except Exception as error:
-        raise WorkloadError(
-            f"The sampler of the loader raised {last_line(error)}. Correct it, and run again.", user_traceback(error)
-        ) from error
-    if not num_indices:
+    indices: list[Any] = []
+    with reported("The sampler of the loader raised {}. Correct it, and run again."):
+        for each in sampler:
+            if max(len(indices), len(drawn)) >= _MOST_DRAWN:
+                num_draws = _length(sampler)
+                break
+            drawn.append(list(each) if by_batch else each)
+            indices += drawn[-1] if by_batch else [each]
+        else:
+            num_draws = len(drawn)
+    if not indices:
         kind, wanted = ("batch sampler", "lists of indices") if by_batch else ("sampler", "the indices of samples")
         raise WorkloadError(f"The loader's {kind} returned no index. It has to yield {wanted}.")
-    return drawn, True
+    return Epoch(num_draws=num_draws, indices=indices, batches=drawn if by_batch else ())
 
 
 def _length(sized: Any) -> int | None:
@@ -220,18 +201,3 @@ def _length(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The same draws in every run: a resumed one compares the length of the epoch. Restores all states."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        torch.default_generator.manual_seed(seed)  # and no GPU's
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

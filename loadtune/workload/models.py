@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torchvision
 from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import TIMM, WorkloadSpec, is_import_path
 from loadtune.units import counted
-from loadtune.workload.user_code import call, last_line, made_by, unknown_name
+from loadtune.workload.user_code import call, last_line, made_by, torchvision_for, unknown_name
 
 # Classes that published weights were trained for: ImageNet, VOC.
 _CLASSES, _SEGMENTED_CLASSES = 1000, 21
@@ -40,16 +39,17 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
         name = spec.model.removeprefix(TIMM)
         size = spec.image_size or int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
         return ModelNeeds(image_size=size, num_classes=_CLASSES)
-    names = torchvision.models.list_models()
+    models = torchvision_for("model", spec.model).models
+    names = models.list_models()
     if spec.model not in names:
         raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
-    kind = torchvision.models.get_model_builder(spec.model).__module__.split(".")
+    kind = models.get_model_builder(spec.model).__module__.split(".")
     if "detection" in kind or "optical_flow" in kind:
         raise WorkloadError(
             f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one, "
             "fn(model, batch), that computes its loss: --model FILE.py:factory --loss FILE.py:fn."
         )
-    size = spec.image_size or _published_size(spec.model)
+    size = spec.image_size or _published_size(models, spec.model)
     return ModelNeeds(image_size=size, num_classes=_SEGMENTED_CLASSES if "segmentation" in kind else _CLASSES)
 
 
@@ -70,13 +70,18 @@ def make_model(
             own = made_by(spec.model, "model", nn.Module)
         elif not isinstance(own, nn.Module):
             own = call(own, spec.model, "model")
-        module = _checked(own, spec.model)
-        return module if own_training else _without_own_training(module)
+        return _checked(own, spec.model, own_training=own_training)
     if spec.model.startswith(TIMM):
         name = spec.model.removeprefix(TIMM)
         build = partial(_timm_with(name).create_model, name, pretrained=False, num_classes=num_classes)
     else:
-        build = partial(torchvision.models.get_model, spec.model, **_builder_arguments(spec, needs, num_classes))
+        models = torchvision_for("model", spec.model).models
+        arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+        if "weights_backbone" in inspect.signature(models.get_model_builder(spec.model)).parameters:
+            arguments["weights_backbone"] = None  # its default would download ImageNet weights
+        if spec.model.startswith("vit_"):
+            arguments["image_size"] = needs.image_size
+        build = partial(models.get_model, spec.model, **arguments)
     try:
         return build()  # type: ignore[no-any-return]
     except Exception as error:
@@ -87,44 +92,28 @@ def make_model(
         ) from error
 
 
-def _checked(model: Any, name: str) -> nn.Module:
+def _checked(model: Any, name: str, *, own_training: bool) -> nn.Module:
+    """Raises WorkloadError for no model, and for one that brings its own training step, which nobody would call."""
     if not isinstance(model, nn.Module):
         raise WorkloadError(
             f"The factory of the model {name} returned a {type(model).__name__}. It has to return a torch.nn.Module."
         )
-    if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
-        return model  # not even `cpu()`, which refuses tensors of shapes alone
-    return model.cpu()  # the device is the training's to choose, and its memory the training's to count
-
-
-def _without_own_training(model: nn.Module) -> nn.Module:
-    """The same model. Raises WorkloadError for one that brings its own training step, which nobody would call."""
-    if callable(getattr(model, "training_step", None)) and callable(getattr(model, "configure_optimizers", None)):
+    if not own_training and hasattr(model, "training_step") and hasattr(model, "configure_optimizers"):
         raise WorkloadError(
             f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune would ignore its "
             "training_step and configure_optimizers, and measure another training than yours. In Python, "
             "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, "
             "with its loss and its optimizer."
         )
-    return model
+    if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
+        return model  # not even `cpu()`, which refuses tensors of shapes alone
+    return model.cpu()  # the device is the training's to choose, and its memory the training's to count
 
 
-def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:
-    parameters = inspect.signature(torchvision.models.get_model_builder(spec.model)).parameters
-    arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
-    if "weights_backbone" in parameters:
-        arguments["weights_backbone"] = None  # its default would download ImageNet weights
-    if spec.model.startswith("vit_"):
-        arguments["image_size"] = needs.image_size
-    return arguments
-
-
-def _published_size(name: str) -> int:
+def _published_size(models: Any, name: str) -> int:
     """Crop or resize of the model's published weights, read without downloading them."""
-    if name.startswith("vit_"):
-        return _DEFAULT_IMAGE_SIZE  # its position embedding is made for this unless told; the weights vary
-    weights = next(iter(torchvision.models.get_model_weights(name)), None)
-    if weights is None:
+    weights = next(iter(models.get_model_weights(name)), None)
+    if weights is None or name.startswith("vit_"):  # its position embedding is made for this size; the weights vary
         return _DEFAULT_IMAGE_SIZE
     preset = weights.transforms()
     size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)

@@ -2,16 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate, default_convert
 
 from loadtune.errors import WorkloadError
 from loadtune.workload.batches import Batch, Places, is_pair, places_of, places_of_ready, structure_text
-from loadtune.workload.user_code import cause, last_line, user_traceback
+from loadtune.workload.user_code import cause, last_line, reported, user_traceback
 
 if TYPE_CHECKING:
     from loadtune.workload.build import Workload
@@ -30,15 +28,15 @@ def fetch_samples(dataset: Any, indices: Sequence[Any], *, one_by_one: bool = Fa
 
     ``one_by_one``: as without automatic batching, where ``__getitems__`` is not called.
     """
-    if reads_at_once(dataset) and not one_by_one:
-        read: list[Any] = _called(dataset.__getitems__, list(indices), f".__getitems__({list(indices[:3])}…)")
-        return read
-    return [_called(partial(getitem, dataset), index, f"[{index!r}]") for index in indices]
-
-
-def _called(read: Callable[[Any], Any], wanted: Any, what: str) -> Any:
+    read: list[Any] = []
+    what = ""
     try:
-        return read(wanted)
+        if reads_at_once(dataset) and not one_by_one:
+            what = f".__getitems__({list(indices[:3])}…)"
+            return dataset.__getitems__(list(indices))  # type: ignore[no-any-return]
+        for index in indices:
+            what = f"[{index!r}]"
+            read.append(dataset[index])
     except Exception as error:
         raise WorkloadError(
             f"{cause(error) or f'dataset{what} raised {last_line(error)}'}. Every index that the sampler draws has to "
@@ -46,6 +44,12 @@ def _called(read: Callable[[Any], Any], wanted: Any, what: str) -> Any:
             "out of it.",
             user_traceback(error),
         ) from error
+    return read
+
+
+def owner_of(dataset: Any) -> Any:
+    """The dataset that loads samples: behind any number of `Subset`."""
+    return owner_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def stream_samples(dataset: Any) -> Iterator[Any]:
@@ -68,26 +72,27 @@ def collate_samples(samples: Sequence[Any], collate: Callable[[list[Any]], Any] 
     """A batch, as a DataLoader with this collate function makes it. Raises WorkloadError."""
     if collate not in (None, default_collate):
         return _collated(collate, list(samples), f"{len(samples)} samples like {structure_text(samples[0])}")
-    try:
+    seen = " and ".join(structure_text(sample) for sample in samples[:2])
+    with reported(
+        f"The samples cannot be collated into a batch: {{}}. Found {seen}. PyTorch's default collate "
+        "function needs tensors or numbers, of the same type and shape in every sample: convert pictures with "
+        "torchvision.transforms.ToTensor(), and crop, resize or pad them in the dataset. Or give your own collate "
+        "function with --collate or --loader."
+    ):
         return default_collate(list(samples))
-    except Exception as error:
-        seen = " and ".join(structure_text(sample) for sample in samples[:2])
-        raise WorkloadError(
-            f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. PyTorch's default collate "
-            "function needs tensors or numbers, of the same type and shape in every sample: convert pictures with "
-            "torchvision.transforms.ToTensor(), and crop, resize or pad them in the dataset. Or give your own collate "
-            "function with --collate or --loader.",
-            user_traceback(error),
-        ) from error
 
 
 def _collated(collate: Any, given: Any, what: str) -> Batch:
-    try:
+    with reported(f"The collate function raised {{}}, given {what}."):
         return collate(given)
-    except Exception as error:
-        raise WorkloadError(
-            f"The collate function raised {last_line(error)}, given {what}.", user_traceback(error)
-        ) from error
+
+
+def batch_of(workload: "Workload", indices: Sequence[Any]) -> Batch:
+    """A batch of the samples at these indices, as a worker makes it."""
+    loader = workload.loader
+    if loader.batched_fetch:
+        return default_convert(loader.dataset[indices])  # type: ignore[no-untyped-call]
+    return collate_samples(fetch_samples(loader.dataset, indices), loader.collate_fn)
 
 
 def make_batch(workload: "Workload", samples: Any, *, any_target: bool = False) -> Batch:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from loadtune.errors import WorkloadError
 from loadtune.records.config import OptimizerName, Precision
 from loadtune.workload.batches import Batch, is_pair, own_structure, structure_text
-from loadtune.workload.user_code import call_named, last_line, user_traceback
+from loadtune.workload.user_code import call_named, reported
 
 ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) → scalar."""
@@ -67,7 +67,15 @@ def loss_of_batches(loss: Loss | None, name: str = "") -> ComputeLoss:
                 return class_loss(model, inputs, targets)
             return _checked_scalar(call_named(of_outputs, loss, model(inputs), targets), "loss function")
         if loss is None and isinstance(batch, Mapping):
-            return _loss_of_output(model(**batch), batch)
+            output = model(**batch)
+            value = _part(output, "loss")
+            if isinstance(value, torch.Tensor):
+                return _checked_scalar(value, "model")
+            raise WorkloadError(
+                f"The model was called with a batch {structure_text(batch)} and returned a {type(output).__name__} "
+                "without a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
+                "`fn(model, batch) -> scalar`: --loss FILE.py:fn."
+            )
         wanted = "or a mapping" if loss is None else "for a loss of (outputs, targets)"
         raise WorkloadError(
             f"A batch is {structure_text(batch)}. It has to be a pair (inputs, targets) {wanted}. For other batches "
@@ -102,17 +110,6 @@ def _checked_scalar(value: Any, name: str) -> torch.Tensor:
     return value
 
 
-def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
-    loss = _part(output, "loss")
-    if not isinstance(loss, torch.Tensor):
-        raise WorkloadError(
-            f"The model was called with a batch {structure_text(batch)} and returned a {type(output).__name__} without "
-            "a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
-            "`fn(model, batch) -> scalar`: --loss FILE.py:fn."
-        )
-    return _checked_scalar(loss, "model")
-
-
 def model_logits(output: Any) -> torch.Tensor:
     """The logits out of whatever a model returned. Raises WorkloadError where there are none."""
     found = (output, *(_part(output, name) for name in _LOGITS))
@@ -142,12 +139,6 @@ def class_dimension(logits: torch.Tensor, targets: torch.Tensor) -> Literal[1, -
         "(batch, ..., classes) for targets (batch, ...). Change the targets or the model, or give a loss of "
         "your own: --loss FILE.py:fn."
     )
-
-
-def num_classes_of_output(output: Any, targets: torch.Tensor) -> int:
-    """Classes a model tells apart, from what it returned for samples with these targets."""
-    logits = model_logits(output)
-    return logits.shape[class_dimension(logits, targets)]
 
 
 def class_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -180,7 +171,15 @@ def make_optimizer(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if callable(choice):
-        return _own_optimizer(choice, model, parameters)
+        wanted = (
+            "It is called with the list of trainable parameters, or with the model if its argument is called model, "
+            "and has to return a torch.optim.Optimizer."
+        )
+        with reported(f"The optimizer function raised {{}}. {wanted}"):
+            own = choice(model if takes_model(choice) else parameters)
+        if not isinstance(own, torch.optim.Optimizer):
+            raise WorkloadError(f"The optimizer function returned a {type(own).__name__}. {wanted}")
+        return own
     implementation = True if fused else None
     if choice == "adamw":
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
@@ -188,22 +187,4 @@ def make_optimizer(
     if fused and scaled:
         for parameter in parameters:
             made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return made
-
-
-def _own_optimizer(
-    factory: Callable[[Any], Any], model: nn.Module, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer:
-    wanted = (
-        "It is called with the list of trainable parameters, or with the model if its argument is called model, and "
-        "has to return a torch.optim.Optimizer."
-    )
-    try:
-        made = factory(model if takes_model(factory) else parameters)
-    except Exception as error:
-        raise WorkloadError(
-            f"The optimizer function raised {last_line(error)}. {wanted}", user_traceback(error)
-        ) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise WorkloadError(f"The optimizer function returned a {type(made).__name__}. {wanted}")
     return made

@@ -1,20 +1,25 @@
 """The user's code: functions and objects found by import path and called, and its exceptions as text for its author.
 
 Importing executes the user's code. Exceptions are live ones, or the text that a DataLoader worker sends instead of one:
-our own frames are cut out, the sample's index is found again. Needs no torch.
+our own frames are cut out, the sample's index is found again.
 """
 
 import difflib
+import functools
 import importlib
 import multiprocessing
 import operator
 import os
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import is_import_path
@@ -32,6 +37,7 @@ _PLUMBING = (
     "importlib/__init__.py",
 )
 
+_INSTALLED = {"site-packages", "dist-packages"}
 _INDEX_NOTE = "while reading sample index "
 _CAUSE_NOTE = "loadtune: "
 _NOTES = (_INDEX_NOTE, _CAUSE_NOTE)
@@ -39,15 +45,27 @@ _WORKER_ERROR = re.compile(r"^Caught (\w+) in .*?\.\nOriginal (Traceback .*)", r
 _FRAME = re.compile(r'^  File "(.+?)", line \d+')
 
 
+@functools.cache
+def is_users_file(filename: str) -> bool:
+    """Neither of the standard library nor installed, nor of torch or loadtune. It may be a link, or in a folder that is
+    one. Of generated code only what is typed at a prompt has lines to show."""
+    if filename.startswith("<"):
+        return filename.startswith(("<stdin", "<ipython"))
+    return all(
+        _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(library) for library in _libraries())
+        for path in (Path(filename), Path(filename).resolve())
+    )
+
+
+@functools.cache
+def _libraries() -> tuple[Path, ...]:
+    stdlib = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return tuple(Path(folder).resolve() for folder in (*stdlib, os.path.dirname(torch.__file__), _PACKAGE))
+
+
 def note_index(error: BaseException, index: object) -> None:
     """Write the sample's index onto the exception; as a note it survives the way out of a DataLoader worker."""
     error.add_note(f"{_INDEX_NOTE}{index}")
-
-
-def sample_index(error: BaseException) -> int | None:
-    """Index of the sample that was being read, as `note_index` left it. None: unknown, or no sample was."""
-    found = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", _with_notes(error), re.MULTILINE)
-    return int(found.group(1)) if found else None
 
 
 def call_named(sentence: str, function: Callable[..., T], *given: Any) -> T:
@@ -62,6 +80,15 @@ def call_named(sentence: str, function: Callable[..., T], *given: Any) -> T:
         raise
 
 
+@contextmanager
+def reported(sentence: str) -> Iterator[None]:
+    """What the user's code raises within it becomes a WorkloadError that says this, with ``{}`` for the error."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
+        raise WorkloadError(sentence.replace("{}", last_line(error), 1), user_traceback(error)) from error
+
+
 def note_cause(error: BaseException, sentence: str) -> None:
     """Write onto the exception which part of the user's code raised it. Survives as `note_index`'s does."""
     error.add_note(f"{_CAUSE_NOTE}{sentence}")
@@ -69,11 +96,11 @@ def note_cause(error: BaseException, sentence: str) -> None:
 
 def cause(error: BaseException) -> str | None:
     """The sentence of the innermost part of the user's code that raised it, with the error. None: none is known."""
-    found = re.search(rf"^{_CAUSE_NOTE}(.+)$", _with_notes(error), re.MULTILINE)
-    if found:
-        return found.group(1).replace("{}", last_line(error))
-    index = sample_index(error)
-    return None if index is None else f"dataset[{index}] raised {last_line(error)}"
+    text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
+    if noted := re.search(rf"^{_CAUSE_NOTE}(.+)$", text, re.MULTILINE):
+        return noted.group(1).replace("{}", last_line(error))
+    index = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", text, re.MULTILINE)
+    return f"dataset[{index.group(1)}] raised {last_line(error)}" if index else None
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -104,16 +131,25 @@ def last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__
 
 
-def _with_notes(error: BaseException) -> str:
-    return "\n".join([*getattr(error, "__notes__", ()), str(error)])
-
-
 def _text_of(error: BaseException) -> str:
     # A KeyError shows the repr of its argument; the worker's text is the argument itself.
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
 # Found by name
+
+
+def torchvision_for(kind: str, name: str) -> Any:
+    """torchvision, which a dataset or model is named of. Raises WorkloadError where it cannot be imported."""
+    try:
+        import torchvision
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it was made for another torch
+        raise WorkloadError(
+            f"The {kind} {name} is taken from torchvision, which cannot be imported ({last_line(error)}). Run "
+            f"`pip install '.[vision]'` in the checkout of loadtune, or write a function that returns the {kind} and "
+            f"name it: --{kind} FILE.py:factory."
+        ) from error
+    return torchvision
 
 
 def made_by(path: str, option: str, kind: type | tuple[type, ...] = ()) -> Any:
@@ -125,14 +161,11 @@ def made_by(path: str, option: str, kind: type | tuple[type, ...] = ()) -> Any:
 
 def call(factory: Callable[[], Any], name: str, option: str) -> Any:
     """Call the factory without arguments. Raises WorkloadError if it raises."""
-    try:
+    with reported(
+        f"The {option} {name} could not be made: the factory raised {{}}. It is called without arguments and has to "
+        f"return the {option}. Call it in Python to see the same error."
+    ):
         return factory()
-    except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
-        raise WorkloadError(
-            f"The {option} {name} could not be made: the factory raised {last_line(error)}. It is called without "
-            f"arguments and has to return the {option}. Call it in Python to see the same error.",
-            user_traceback(error),
-        ) from error
 
 
 def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) -> WorkloadError:
@@ -175,7 +208,20 @@ def find(path: str, option: str) -> Any:
             "and a class or function in it."
         )
     name, _, attribute = path.rpartition(":")
-    module = _import_file(name, path, option) if name.endswith(".py") else _import(name, path, option)
+    file = Path(os.path.abspath(Path(name).expanduser())) if name.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise WorkloadError(f"The {option} {path} was not found: there is no file {file}. Correct the path.")
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)  # a script beside the user is importable however Python was started
+    if file is not None:  # imported by its name: workers that are spawned import it by that name, too
+        sys.path[:] = [str(file.parent), *(other for other in sys.path if other != str(file.parent))]
+    module = _imported(module_of(path), path, option)
+    found = getattr(module, "__file__", None) or ""
+    if file is not None and not (os.path.exists(found) and os.path.samefile(found, file)):
+        raise WorkloadError(
+            f"The {option} {path} cannot be imported: another module is called {file.stem!r}, "
+            f"{found or 'without a file'}. Rename the file."
+        )
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
@@ -186,48 +232,18 @@ def find(path: str, option: str) -> Any:
         ) from None
 
 
-def _import_file(name: str, path: str, option: str) -> Any:
-    """The module of this file, by its name: workers that are spawned import it by that name, too."""
-    file = Path(os.path.abspath(Path(name).expanduser()))
-    if not file.is_file():
-        raise WorkloadError(f"The {option} {path} was not found: there is no file {file}. Correct the path.")
-    module = _import(file.stem, path, option, first=str(file.parent))
-    found = getattr(module, "__file__", None)
-    if found is None or not (os.path.exists(found) and os.path.samefile(found, file)):
-        raise WorkloadError(
-            f"The {option} {path} cannot be imported: another module is called {file.stem!r}, "
-            f"{found or 'without a file'}. Rename the file."
-        )
-    return module
-
-
-def _import(module_name: str, path: str, option: str, *, first: str | None = None) -> Any:
-    """``first``: the folder that comes before all others in ``sys.path`` from now on."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # a script beside the user is importable however Python was started
-    if first is not None:
-        sys.path[:] = [first, *(other for other in sys.path if other != first)]
+def _imported(name: str, path: str, option: str) -> Any:
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise WorkloadError(
-                f"The {option} {path} was not found: there is no module {error.name!r} in {folder} or among "
-                "the installed packages. Run loadtune in the folder that holds it, install it, or add it to PYTHONPATH."
-            ) from None
-        raise _import_failed(error, path, option) from error
+        return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise _import_failed(error, path, option) from error
-
-
-def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
-    advice = f"Correct the module: `python -c 'import {module_of(path)}'` shows the same error."
-    if isinstance(error, SystemExit):  # argparse has said why in the log, not here
-        advice = (
-            "Its module is imported without arguments on the command line. Put what belongs to a script, such as "
-            'parse_args() and the training, under `if __name__ == "__main__":`.'
-        )
-    return WorkloadError(
-        f"The {option} {path} could not be imported: {last_line(error)}. {advice}", user_traceback(error)
-    )
+        advice = f"Correct the module: `python -c 'import {name}'` shows the same error."
+        if isinstance(error, SystemExit):  # argparse has said why in the log, not here
+            advice = (
+                "Its module is imported without arguments on the command line. Put what belongs to a script, such as "
+                'parse_args() and the training, under `if __name__ == "__main__":`.'
+            )
+        elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            advice = f"Run loadtune in the folder that holds it (this is {os.getcwd()}), install it, or set PYTHONPATH."
+        raise WorkloadError(
+            f"The {option} {path} could not be imported: {last_line(error)}. {advice}", user_traceback(error)
+        ) from error

@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 FAULTS = {
     "other_worker_is_killed": "3 workers failed",
     "other_worker_hangs": "3 workers failed",
+    "other_worker_is_stopped": "3 workers failed",
+    "other_worker_raises": "3 workers failed",
+    "starting_worker_raises": "3 workers failed",
+    "dataset_cannot_be_pickled": "3 workers failed",
     "starting_worker_is_killed": "3 workers failed",
     "other_worker_fills_shm": "3 workers failed",
     "first_worker_cannot_use_cuda": "3 workers failed",

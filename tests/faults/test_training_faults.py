@@ -35,13 +35,15 @@ needs_shm = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared mem
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory):
-    """One for all tests, in this order: that the next one's request works is part of each."""
+    """One for all tests, in any order: that the next one's request works is part of each."""
     with training_on(tmp_path_factory.mktemp("training"), "Misbehaves", "MisbehavesByBatch") as started:
         yield started
 
 
 @pytest.fixture
 def impatient(training, monkeypatch):
+    """Its process has loaded and trained before: to import all of that takes longer than a hang may."""
+    assert isinstance(training.time_training(trial(), 0.05, Windows(enough=1)), TrainingRun)
     monkeypatch.setattr(training, "_hang_s", 2.0)
     return training
 
@@ -83,9 +85,11 @@ def until(condition, timeout_s=GONE_S):
     return True
 
 
-def test_a_first_sample_that_hangs_is_named(impatient):
-    with fault("hang main 0"), pytest.raises(TrainingError) as raised:
-        impatient.describe()
+def test_a_first_sample_that_hangs_is_named(tmp_path, monkeypatch):
+    with training_on(tmp_path, "Misbehaves") as training, fault("hang main 0"):
+        monkeypatch.setattr(training, "_hang_s", 2.0)
+        with pytest.raises(TrainingError) as raised:
+            training.describe()
     assert "dataset[0] did not return for " in str(raised.value)
     assert "in the training process" in str(raised.value)
 
@@ -134,8 +138,8 @@ def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
 def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
     failure = failure_of(impatient, "hang main 41", num_workers=0)
     assert failure.kind == "hang"
-    assert failure.message.startswith("dataset[41] did not return for ")
-    assert failure.message.endswith("in the training process, which was ended.")
+    assert failure.message.startswith("dataset[41] (in a batch of 8: ")
+    assert failure.message.endswith(" did not return for 2 s, in the training process, which was ended.")
 
 
 def test_a_sample_that_ends_the_training_process_is_named(training):

@@ -22,7 +22,6 @@ def row(parameter: Any, keywords: dict[str, str]) -> str:
     if not parameter.is_flag:
         flags[-1] = f"`{parameter.opts[-1]} {parameter.metavar}`".replace("|", r"\|")
     found = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", parameter.help)
-    assert found is not None
     keyword = f"`{keywords[parameter.name]}`" if parameter.name in keywords else ""
     return f"| {', '.join(flags)} | {keyword} | {found[2] or ''} | {found[1]} |\n"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from training_rig import Windows
 
 from loadtune.host import choose_device, read_host
 from loadtune.host.processes import roles
@@ -56,14 +57,8 @@ def test_it_is_compiled_before_it_is_timed(training: TrainingClient, point: Comp
 def test_a_trial_at_a_new_size_ends_without_compiling_in_a_window(
     training: TrainingClient, point: ComputePoint
 ) -> None:
-    seen: list[Window] = []
-
-    def watch(window: Window) -> bool:
-        seen.append(window)
-        return len(seen) < 6
-
     loader = LoaderConfig(batch_size=96, num_workers=4, pin_memory=True)
-    run = training.time_training(TrialConfig(loader=loader, recipe=COMPILED), 0.4, watch)
+    run = training.time_training(TrialConfig(loader=loader, recipe=COMPILED), 0.4, Windows(6))
     assert isinstance(run, TrainingRun), run
     assert len(run.windows) == 6
     assert step_s(run.windows) < (point.compile_s or 0.0) / 4

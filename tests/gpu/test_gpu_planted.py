@@ -1,4 +1,4 @@
-"""Planted causes are named on a real GPU: a slow loader, a slow worker, a slow step, a slow copy, slow pinning."""
+"""Planted causes are named on a real GPU: a slow loader, a slow step, a slow copy, slow pinning."""
 
 import os
 from contextlib import ExitStack
@@ -49,7 +49,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
     with ExitStack() as open_:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
-        sensor = open_.enter_context(Sampler(device, lambda: training.pid, host.num_usable_cores))
+        sensor = open_.enter_context(Sampler(device, lambda: training.pid))
         run = Run(TuneConfig(workload=spec), host, device, "0", clock, training, sensor, folder, read_host)
         facts = training.describe()
         point = training.time_compute(config.recipe, config.batch_size, 1.0)
@@ -73,17 +73,14 @@ PAGEABLE = LoaderConfig(batch_size=64, num_workers=8)
     ("plant", "resource", "part"),
     [
         pytest.param(Plant("SlowSamples", "Linear", FOUR), "workers", "waiting", id="slow-loader"),
-        pytest.param(Plant("SlowFirstWorker", "Linear", FOUR), "workers", None, id="slow-worker"),
         pytest.param(Plant("Samples", "SlowStep", FOUR), "device", "computing", id="slow-step"),
         pytest.param(Plant("LargeSamples", "Linear", PAGEABLE), "main", "copying", id="slow-copy"),
         pytest.param(Plant("LargeSamples", "Linear", PINNED), "pinning", "copying", id="slow-pin"),
     ],
 )
-def test_what_was_planted_is_named(plant: Plant, resource: str, part: str | None, tmp_path: Path) -> None:
+def test_what_was_planted_is_named(plant: Plant, resource: str, part: str, tmp_path: Path) -> None:
     found = judged(plant, choose_device(read_host(), "cuda"), tmp_path)
     first = found.bottleneck.limits[0]
     print(f"\n{plant.dataset} {plant.model}: {found.run.samples_per_s:.0f}/s, {found.bottleneck}")
     assert first.resource == resource
-    if part is not None:  # a single worker cannot be told from its sample in the training process
-        assert max(first.shares, key=first.shares.__getitem__) == part
-    assert (found.bottleneck.late is not None) == (plant.dataset == "SlowFirstWorker")
+    assert max(first.shares, key=first.shares.__getitem__) == part

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_rig import Windows
 
 from loadtune.host import choose_device, read_host
 from loadtune.records.config import LoaderConfig, OptimizerName, Precision, Recipe, TrialConfig, WorkloadSpec
-from loadtune.records.measurement import PAGE_LOCK_SHARE, ComputePoint, TrainingRun, Window
+from loadtune.records.measurement import PAGE_LOCK_SHARE, TrainingRun
 from loadtune.records.memory import BatchTry
 from loadtune.training import TrainingClient
 from loadtune.training.memory import page_lock_s
@@ -43,14 +44,6 @@ def test_it_describes_what_is_there(training: TrainingClient) -> None:
     assert facts.input_shape == (3, 224, 224)
 
 
-def test_channels_last_and_fp16_pay(training: TrainingClient) -> None:
-    plain = training.time_compute(Recipe(), 128, 0.5)
-    fast = training.time_compute(FAST, 128, 0.5)
-    assert isinstance(plain, ComputePoint)
-    assert isinstance(fast, ComputePoint)
-    assert fast.samples_per_s > 1.3 * plain.samples_per_s
-
-
 def test_an_oom_is_clean_and_the_next_size_fits(training: TrainingClient) -> None:
     fits = training.try_batch(BatchTry(recipe=FAST, batch_size=64))
     assert fits.fits
@@ -66,14 +59,8 @@ def test_an_oom_is_clean_and_the_next_size_fits(training: TrainingClient) -> Non
 
 
 def test_training_streams_windows_that_abut(training: TrainingClient) -> None:
-    seen: list[Window] = []
-
-    def watch(window: Window) -> bool:
-        seen.append(window)
-        return len(seen) < 4
-
     loader = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
-    run = training.time_training(TrialConfig(loader=loader, recipe=FAST), 0.2, watch)
+    run = training.time_training(TrialConfig(loader=loader, recipe=FAST), 0.2, Windows(4))
     assert isinstance(run, TrainingRun)
     assert run.peak_allocated_bytes
     for one, two in zip(run.windows, run.windows[1:], strict=False):
@@ -81,29 +68,22 @@ def test_training_streams_windows_that_abut(training: TrainingClient) -> None:
         assert one.queue_end is not None
     for w in run.windows:
         assert w.num_samples == 64 * w.num_steps
-        assert w.copy_s is not None
-        assert w.compute_s is not None
-        assert w.idle_s is not None
+        assert None not in (w.copy_s, w.compute_s, w.idle_s, w.num_pinned, w.least_unpinned)
         assert 0 < w.copy_s < w.seconds
         assert w.copy_s + w.compute_s + w.idle_s == pytest.approx(w.seconds, rel=0.05)
-        assert w.least_unpinned is not None
-        assert w.least_unpinned >= 0
-        assert w.num_pinned is not None
         assert abs(w.num_pinned - w.num_steps) <= 2 * 4  # as many as four workers keep ahead
         assert (w.num_taken, w.least_untaken) == (None, None)
-    assert len(run.workers) == 4
+    assert run.batch_s > 0
 
 
 def test_without_a_pinning_thread_the_training_process_takes_batches(training: TrainingClient) -> None:
     config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=4), recipe=FAST)
-    run = training.time_training(config, 0.2, Enough(4))
+    run = training.time_training(config, 0.2, Windows(4))
     assert isinstance(run, TrainingRun)
     for w in run.windows:
         assert (w.num_pinned, w.least_unpinned) == (None, None)
-        assert w.num_taken is not None
+        assert None not in (w.num_taken, w.least_untaken)
         assert abs(w.num_taken - w.num_steps) <= 2 * 4  # as many as may be set aside
-        assert w.least_untaken is not None
-        assert w.least_untaken >= 0
 
 
 def test_the_allocator_books_what_locking_takes() -> None:
@@ -112,8 +92,6 @@ def test_the_allocator_books_what_locking_takes() -> None:
     before, began = page_lock_s(device), time.monotonic()
     torch.empty((1 << 28) + 1, dtype=torch.uint8, pin_memory=True)
     after, took_s = page_lock_s(device), time.monotonic() - began
-    assert before is not None
-    assert after is not None
     assert took_s / 2 < after - before <= took_s
 
 
@@ -121,10 +99,10 @@ def test_blocks_of_one_size_are_locked_once(training: TrainingClient) -> None:
     """By a run that is long enough to fill its queue; the same again finds them, whatever was run in between."""
     config = TrialConfig(loader=LoaderConfig(batch_size=96, num_workers=2, pin_memory=True), recipe=FAST)
     between = [replace(config.loader, batch_size=24), replace(config.loader, pin_memory=False)]
-    first = training.time_training(config, 0.2, Enough(20))
+    first = training.time_training(config, 0.2, Windows(20))
     for loader in between:
-        assert isinstance(training.time_training(replace(config, loader=loader), 0.2, Enough(6)), TrainingRun)
-    again = training.time_training(config, 0.2, Enough(6))
+        assert isinstance(training.time_training(replace(config, loader=loader), 0.2, Windows(6)), TrainingRun)
+    again = training.time_training(config, 0.2, Windows(6))
     assert isinstance(first, TrainingRun)
     assert isinstance(again, TrainingRun)
     locks = [window.page_lock_s for window in (*first.windows, *again.windows)]
@@ -155,17 +133,6 @@ def test_a_scaler_waits_for_the_device_unless_the_optimizer_is_fused(
     finally:
         torch.cuda.set_sync_debug_mode("default")
         trainer.close()
-
-
-class Enough:
-    """Sees so many windows."""
-
-    def __init__(self, num_windows: int) -> None:
-        self.left = num_windows
-
-    def __call__(self, window: Window) -> bool:
-        self.left -= 1
-        return self.left > 0
 
 
 def test_closing_gives_the_memory_back(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """The check of a stored winner over a fake machine that did, or did not, lose speed."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import FakeSensor, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import GPU, tune_fake
 
+from loadtune import __version__
 from loadtune.checking import Check, check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records.config import Fixed, TuneConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import TuningResult
-from loadtune.testing import FakeSensor, FakeTraining, Surface, fake_facts, fake_host
+from loadtune.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +24,17 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
 
 
 def checked(
-    stored: TuningResult, training: FakeTraining, *, tolerance: float = 0.1, budget_s: float = 60.0, cores: int = 16
+    stored: TuningResult,
+    training: FakeTraining,
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    tolerance: float = 0.1,
+    budget_s: float = 60.0,
+    cores: int = 16,
 ) -> Check:
-    host, sensor = fake_host(num_usable_cores=cores), FakeSensor(training.clock)
-    return check_on(
-        training, sensor, training.clock, stored, host, GPU, tolerance_fraction=tolerance, time_budget_s=budget_s
-    )
+    host, sensor, clock = fake_host(num_usable_cores=cores), FakeSensor(training.clock), training.clock
+    run = Run(stored.config, host, GPU, __version__, clock, training, sensor, Path(), lambda: host)
+    return check_on(run, stored, tolerance, budget_s, False, tell)
 
 
 def runs_of(check: Check) -> tuple[Measurement, ...]:
@@ -52,7 +60,7 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
     training = FakeTraining(facts=facts, seed=7)
     assert stored.best is not None
     assert not stored.best.config.loader.persistent_workers
-    check_on(training, FakeSensor(training.clock), training.clock, stored, fake_host(), GPU, tell=told.append)
+    checked(stored, training, told.append)
     shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
     assert shares
     assert all(85 < share < 115 for share in shares)
@@ -113,24 +121,15 @@ def test_what_does_not_run_here_cannot_tell(stored: TuningResult, training: Fake
     assert told in check.reason
 
 
-def test_the_very_gpu_is_taken_or_one_of_its_name(stored: TuningResult) -> None:
+def test_the_very_gpu_is_taken_or_one_of_its_name_and_no_other_device(stored: TuningResult) -> None:
     host = fake_host(num_gpus=2)
     second = dataclasses.replace(stored, device=dataclasses.replace(GPU, uuid=host.gpus[1].uuid))
     assert same_device(second, host).uuid == host.gpus[1].uuid
     elsewhere = dataclasses.replace(stored, device=dataclasses.replace(GPU, uuid="GPU-of-another-machine"))
     assert same_device(elsewhere, host).name == GPU.name
-
-
-@pytest.mark.parametrize(
-    ("device", "told"),
-    [
-        (
-            Device(kind="cuda", uuid="GPU-1", name="NVIDIA H200"),
-            "measured on NVIDIA H200, and this machine has Fake GPU",
-        ),
-        (Device(kind="cpu", name="Xeon"), "measured on Xeon, and this machine has Fake CPU"),
-    ],
-)
-def test_another_device_is_not_measured(stored: TuningResult, device: Device, told: str) -> None:
-    with pytest.raises(DeviceError, match=told):
-        same_device(dataclasses.replace(stored, device=device), fake_host())
+    for device, there in (
+        (Device(kind="cuda", uuid="GPU-1", name="NVIDIA H200"), "Fake GPU"),
+        (Device(kind="cpu", name="Xeon"), "Fake CPU"),
+    ):
+        with pytest.raises(DeviceError, match=f"measured on {device.name}, and this machine has {there}"):
+            same_device(dataclasses.replace(stored, device=device), host)

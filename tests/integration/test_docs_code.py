@@ -63,12 +63,11 @@ def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
     short = ["--time-budget", "600", "--precision", "fp32", "--max-batch-size", "64", "--device", "cpu"]
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd" / "job.py").write_text(job, encoding="utf-8")
-    running = Command(tmp_path, *shlex.split(command)[1:], *short)
-    try:
+    with Command(tmp_path, *shlex.split(command)[1:], *short) as running:
         running.until(lambda: "[search] trial 1" in running.stderr())
         running.signal(signal.SIGINT)
         ended = running.end()
-    finally:
-        running.kill()
+    assert ended.code == 130
+    assert ended.left_behind == []
     (result,) = tmp_path.glob("cwd/loadtune-results/*/*/result.json")
     assert any(trial.measurement for trial in load_result(result).trials), ended.stderr

@@ -1,12 +1,8 @@
 """Exported forms in the hands of the libraries they are for; those that are not installed are left out."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import training_workloads
-from page_rig import GOLDEN as KEPT
 from page_rig import imported, on_cpu
 from torch import nn
 from torch.utils.data import DataLoader
@@ -33,13 +29,6 @@ class Net(nn.Module):
 class Few(training_workloads.Images):
     def __len__(self):
         return 20
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataloader_takes_the_module(tmp_path, num_workers):
-    kwargs = imported(export(on_cpu(num_workers=num_workers), "python"), tmp_path).LOADER_KWARGS
-    batches = list(DataLoader(Few(), shuffle=True, drop_last=True, **kwargs))
-    assert [len(targets) for _, targets in batches] == [8, 8]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -87,12 +76,12 @@ class Answers(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "fused", "momentum"), [("sgd", False, 0.9), ("adamw", False, None), ("adamw", True, None)]
+    ("optimizer", "made", "momentum"), [("sgd", torch.optim.SGD, 0.9), ("adamw", torch.optim.AdamW, None)]
 )
-def test_a_trainer_takes_its_arguments(tmp_path, optimizer, fused, momentum):
+def test_a_trainer_takes_its_arguments(tmp_path, optimizer, made, momentum):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    result = on_cpu(precision="bf16", optimizer=optimizer, fused=fused, num_workers=1)
+    result = on_cpu(precision="bf16", optimizer=optimizer, fused=optimizer == "adamw", num_workers=1)
     given = imported(export(result, "hf"), tmp_path).TRAINING_ARGUMENTS
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "out"), max_steps=2, report_to="none", save_strategy="no", **given
@@ -105,10 +94,9 @@ def test_a_trainer_takes_its_arguments(tmp_path, optimizer, fused, momentum):
     trainer.train()
     assert model.sizes == [8, 8]
     assert model.net.dtype == torch.bfloat16
-    made = trainer.optimizer.optimizer
-    assert type(made) is {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
-    assert made.defaults.get("momentum") == momentum
-    assert bool(made.defaults.get("fused")) is fused
+    assert type(trainer.optimizer.optimizer) is made
+    defaults = trainer.optimizer.optimizer.defaults
+    assert (defaults.get("momentum"), bool(defaults.get("fused"))) == (momentum, optimizer == "adamw")
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -132,14 +120,3 @@ def test_accelerate_takes_its_arguments(tmp_path, compiled):
         sizes.append(len(targets))
     assert sizes == [8, 8]
     assert model.dtype == torch.bfloat16
-
-
-def test_exporting_loads_no_torch():
-    code = (
-        "import sys, loadtune\n"
-        f"result = loadtune.load_result({str(KEPT)!r})\n"
-        "loadtune.export(result, 'lightning'), loadtune.compare(result, result)\n"
-        "print(*sys.modules)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"torch", "optuna"} & set(told.split())

@@ -5,7 +5,7 @@ The samples of a batch sleep eleven times as long as a step, so that a tuner has
 
 import random
 import time
-import warnings
+from functools import cache
 from types import SimpleNamespace
 
 import inflight_jobs
@@ -29,7 +29,7 @@ def tuned(monkeypatch):
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
-        (hook, "_options", None), (iterator, "_known", {}), (account, "_accounts", []),
+        (hook, "_options", None), (iterator, "_known", {}), (account, "_accounts", []), (account, "_said", set()),
         (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
@@ -64,19 +64,27 @@ def has_acted(found):
     return found.state == "starting" or any(one["num_workers"] > found.own_workers for one in found.switches)
 
 
-@pytest.mark.parametrize("job", ["plain", "no_workers", "infinite", "raises"])
-def test_a_loop_that_waits_gets_workers(job, tuned):
+@pytest.mark.parametrize(
+    ("job", "package"),
+    [("plain", "torch"), ("no_workers", "torch"), ("infinite", "torch"), ("raises", "torch"),
+     ("lightning_persistent", "lightning"), ("lightning", "lightning"), ("accelerate", "accelerate"),
+     ("accelerate_dispatch", "accelerate"), ("trainer", "transformers")],
+)  # fmt: skip
+def test_a_loop_that_waits_gets_workers(job, package, tuned):
+    pytest.importorskip(package)
+    longer = SimpleNamespace(steps=100, sample=0.0007, step=0.001)  # a long first step is a gap that 64 steps explain
+    found = as_without(job, tuned, longer, max_workers=2)[0]
+    assert has_acted(found)
+    assert all(one["num_workers"] <= 2 for one in found.switches)
+
+
+@pytest.mark.parametrize(
+    ("job", "num_loaders"), [("persistent", 1), ("two_loaders", 2), ("new_loaders", 2), ("oversubscribed", 1)]
+)
+@pytest.mark.filterwarnings("ignore")  # more workers than cores
+def test_several_epochs_and_loaders(job, num_loaders, tuned):
     accounts = as_without(job, tuned)
-    assert len(accounts) == 1
-    assert has_acted(accounts[0])
-
-
-@pytest.mark.parametrize("job", ["persistent", "two_loaders", "new_loaders", "oversubscribed"])
-def test_several_epochs_and_loaders(job, tuned):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # more workers than cores
-        accounts = as_without(job, tuned)
-    assert len(accounts) == {"two_loaders": 2, "new_loaders": 2}.get(job, 1), "a loader made anew is the same"
+    assert len(accounts) == num_loaders, "a loader made anew is the same"
     assert not any(each.reason and "failed" in each.reason for each in accounts)
 
 
@@ -86,40 +94,8 @@ def test_several_epochs_and_loaders(job, tuned):
 def test_what_workers_would_break_is_left_alone(job, reason, tuned):
     (found,) = as_without(job, tuned)
     assert found.num_workers == found.own_workers
-    if job in ("zip_file", "handle") or found.switches:  # before a worker starts, or after it did
-        assert found.state == "left alone"
-        assert reason in found.reason
-
-
-def test_an_error_of_the_tuner_ends_the_tuner_alone(tuned, monkeypatch, capsys):
-    without = seen_by("plain")
-    accounts = tuned()
-    monkeypatch.delenv(TEST_VARIABLE)
-    monkeypatch.setattr(tuner.limits, "most_workers", lambda *_, **__: 1 / 0)
-    assert seen_by("plain") == without
-    assert "ZeroDivisionError" in accounts()[0].reason
-    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
-    monkeypatch.setenv(TEST_VARIABLE, "1")
-    monkeypatch.setattr(iterator, "_known", {})
-    with pytest.raises(ZeroDivisionError):
-        seen_by("plain")
-
-
-@pytest.mark.parametrize(
-    ("package", "job"),
-    [("lightning", "lightning_persistent"), ("lightning", "lightning"), ("accelerate", "accelerate"),
-     ("accelerate", "accelerate_dispatch"), ("transformers", "trainer")],
-)  # fmt: skip
-def test_frameworks(package, job, tuned):
-    pytest.importorskip(package)
-    longer = SimpleNamespace(steps=100, sample=0.0007, step=0.001)  # a long first step is a gap that 64 steps explain
-    accounts = as_without(job, tuned, longer)
-    assert has_acted(accounts[0])
-
-
-def test_options(tuned):
-    (found,) = as_without("plain", tuned, max_workers=2)
-    assert all(one["num_workers"] <= 2 for one in found.switches)
+    assert found.state == "left alone" or (job in ("stage", "killed") and found.state in ("watching", "starting"))
+    assert found.state != "left alone" or reason in found.reason
 
 
 def test_a_dry_run_advises(tuned, capsys):
@@ -138,39 +114,29 @@ def test_a_frozen_loader_is_torchs_own(tuned):
 
 class Augmented(inflight_jobs.Samples):
     def __getitem__(self, index):
-        return super().__getitem__(index)[0] * torch.rand(1)
+        return super().__getitem__(index)[0] * self.factor()
+
+    def factor(self):
+        return torch.rand(1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_random_samples(num_workers, tuned, capsys):
-    accounts = tuned()
-    for _ in DataLoader(Augmented(64 * 16, 0.0007), 16, num_workers=num_workers):
+class DrawsOnce(Augmented):
+    factor = cache(Augmented.factor)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "exact", "acts", "said"),
+    [(Augmented, 0, False, True, 1), (Augmented, 1, False, True, 1), (Augmented, 1, True, False, 0),
+     (DrawsOnce, 0, True, True, 0)],
+)  # fmt: skip
+def test_random_samples(kind, num_workers, exact, acts, said, tuned, capsys):
+    accounts = tuned(exact=exact)
+    for _ in DataLoader(kind(64 * 16, 0.0007), 16, num_workers=num_workers):
         pass
-    assert has_acted(accounts()[0])
-    assert capsys.readouterr().err.count("samples are random") == 1
-
-
-def test_exact_leaves_random_samples_alone(tuned):
-    accounts = tuned(exact=True)
-    for _ in DataLoader(Augmented(64 * 16, 0.0007), 16, num_workers=1):
-        pass
-    assert "random" in accounts()[0].reason
-
-
-class DrawsOnce(inflight_jobs.Samples):
-    shift = None
-
-    def __getitem__(self, index):
-        if DrawsOnce.shift is None:
-            DrawsOnce.shift = torch.rand(1)
-        return super().__getitem__(index)[0] + DrawsOnce.shift
-
-
-def test_what_draws_once_is_not_random(tuned):
-    accounts = tuned(exact=True)
-    for _ in DataLoader(DrawsOnce(64 * 16, 0.0007), 16, num_workers=0):
-        pass
-    assert has_acted(accounts()[0])
+    (found,) = accounts()
+    assert has_acted(found) == acts
+    assert acts or "random" in found.reason
+    assert capsys.readouterr().err.count("samples are random: ") == said
 
 
 class Stream(IterableDataset):
@@ -197,21 +163,19 @@ def test_loaders_whose_order_would_change_are_left_alone(tuned, capsys):
     accounts = tuned()
     for _ in DataLoader(inflight_jobs.Samples(100, 0.001), 16, sampler=Drawing(), num_workers=1):
         pass
-    (drawing,) = accounts()
-    assert "draws random numbers as it goes" in drawing.reason
+    assert "draws random numbers as it goes" in accounts()[0].reason
     assert capsys.readouterr().err.count("left at 1 worker") == 1
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
 def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned):
     def seen():
+        torch.manual_seed(1)
         loader = DataLoader(Stream(), 16, **workers)
         return [batch.tolist() for _ in range(2) for batch in loader], torch.rand(1)
 
-    torch.manual_seed(1)
     without = seen()
     accounts = tuned()
-    torch.manual_seed(1)
     assert seen() == without
     (found,) = accounts()
     assert found.num_workers == found.own_workers
@@ -220,51 +184,33 @@ def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned):
     assert "num_workers=" in found.advice[0]
 
 
-def kept(**changes):
-    """As an earlier run left it."""
-    measured = {"load_s": 0.01, "cpu_s": 0.0001, "batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
-    return lambda name: account.Account(**{"name": name, "own_workers": 1, "num_workers": 3} | measured | changes)
-
-
 @pytest.mark.parametrize(
-    ("earlier", "max_workers", "begins"),
-    [(kept(), 3, 3), (kept(), 2, 2), (kept(batch_bytes=1 << 60), 3, None), (kept(name="Other at x.py:1"), 3, None),
-     (kept(num_workers="3"), 3, None), (kept(load_s=None), 3, None), (None, 3, None)],
+    ("changes", "max_workers", "begins"),
+    [({}, 3, 3), ({}, 2, 2), ({"batch_bytes": 1 << 60}, 3, None), ({"name": "Other at x.py:1"}, 3, None),
+     ({"num_workers": "3"}, 3, None), ({"load_s": None}, 3, None), (None, 3, None)],
 )  # fmt: skip
-def test_what_an_earlier_run_found(earlier, max_workers, begins, tuned, monkeypatch, tmp_path):
+def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypatch, tmp_path):
     monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(iterator, "_place", lambda _: "here")
-
-    def loader():
-        return DataLoader(inflight_jobs.Samples(16 * 8, 0.0), 8, num_workers=1)
-
     tuned(max_workers=max_workers)
-    iter(loader())
+    data = inflight_jobs.Samples(16 * 8, 0.0)
+    iter(DataLoader(data, 8, num_workers=1))
     file = tuner.Shared.tuners[0].learnt_file
     assert not file.exists()
-    if earlier is None:
+    if changes is None:
         file.parent.mkdir()
         file.write_text('{"schema_version": 1, "loaders": [')
     else:
-        account.write_learnt(file, earlier("Samples at here"))
+        earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
+        earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
+        account.write_learnt(file, Account(**earlier | changes))
     monkeypatch.setattr(iterator, "_known", {})
-    assert [indices.tolist() for _, indices in loader()] == [list(range(8 * i, 8 * i + 8)) for i in range(16)]
+    batches = DataLoader(data, 8, num_workers=1)
+    assert [index for _, indices in batches for index in indices.tolist()] == list(range(16 * 8))
     found = account.accounts()[1]
     assert found.first_samples_per_s == (9.0 if begins else None)
-    assert [one for one in found.switches if one["batch"] == 0] == (
-        [{"epoch": 0, "batch": 0, "num_workers": begins}] if begins else []
-    )
-
-
-def test_what_is_found_is_kept_only_where_a_folder_is_named(tuned, monkeypatch, tmp_path):
-    tuned()
-    iter(DataLoader(inflight_jobs.Samples(8, 0.0)))
-    made = tuner.Shared.tuners[0]
-    assert made.learnt_file is None
-    monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path))
-    file = account.learnt_file(made.account, None, 8)
-    assert file.parent == tmp_path
-    assert file != account.learnt_file(made.account, None, 9)
+    at_once = [one["num_workers"] for one in found.switches if (one["epoch"], one["batch"]) == (0, 0)]
+    assert at_once == ([begins] if begins else [])
 
 
 def test_a_loader_of_ours_and_its_numbers(tuned):
@@ -290,21 +236,6 @@ def test_the_share_of_time_blocked_is_that_since_the_present_workers_deliver():
         time.sleep(0.0 if number < 20 else 0.03)  # first the loop waits, then the workers
     assert found.num_workers == 2
     assert found.numbers()["blocked_fraction"] < found.blocked_s / found.total_s
-
-
-def test_forkserver_starts_in_the_background(tuned):
-    def batches(made, **workers):
-        torch.manual_seed(2)
-        loader = DataLoader(inflight_jobs.Samples(160, 0.0), 8, True, **workers)
-        return [indices.tolist() for _, indices in made(loader)], torch.rand(1)
-
-    def switched(loader):
-        switches = [{"epoch": 0, "batch": 9, "num_workers": 2}]
-        own, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
-        yield from iterator.begun_by(tuner.Tuner(own, loader, Options(), replayed), loader)
-        assert own.switches == switches
-
-    assert batches(switched, num_workers=1, multiprocessing_context="forkserver") == batches(iter)
 
 
 def test_the_deep_look_sees_what_changes():

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from loadtune import ResultError, load_result, tune
 from loadtune.checking import check_baseline
+from loadtune.run import read_run, write_run
 
 
 class Rows(TensorDataset):
@@ -23,34 +24,23 @@ class Rows(TensorDataset):
 INPUTS = torch.arange(10_000, dtype=torch.float32)[:, None].repeat(1, 4)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """(settings, objects, result, folder): targets that cross entropy could not take."""
+def test_a_run_of_objects_keeps_labels_and_is_resumed_with_the_same_objects_alone(tmp_path):
     settings = {"device": "cpu", "num_trials": 1, "time_budget_s": 50.0, "max_batch_size": 16}
     settings |= {"precisions": ("fp32",), "fix": {"num_workers": 1}}
     objects = {"dataset": Rows(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}
-    before, folder = objects["model"].weight.clone(), tmp_path_factory.mktemp("objects")
+    before, folder = objects["model"].weight.clone(), tmp_path
     result = tune(**settings, **objects, folder=folder)
     assert torch.equal(before, objects["model"].weight)
-    return settings, objects, result, folder
-
-
-def test_a_run_of_objects_has_an_answer_and_keeps_labels(run):
-    _, _, result, folder = run
     assert result.best is not None
     assert load_result(folder) == result
     kept = json.loads((folder / "result.json").read_text())["config"]["workload"]
     assert (kept["dataset"], kept["model"]) == ("Rows", "Linear")
     assert kept["objects"] == ["dataset", "model", "loss"]
-
-
-def test_it_is_not_measured_again_by_its_labels(run):
     with pytest.raises(ResultError, match="Python objects"):
-        check_baseline(run[2])
-
-
-def test_it_is_resumed_with_the_same_objects_alone(run):
-    settings, objects, result, folder = run
+        check_baseline(result)
+    record = read_run(folder)
+    record.ended = False  # as where it is killed just before
+    write_run(record, folder)
     with pytest.raises(ResultError, match=r"cannot be resumed here: .*dataset was 'Rows' and is 'FakeData'"):
         tune(**settings, dataset="FakeData", model="resnet18", folder=folder, resume=True)
     assert load_result(folder) == result

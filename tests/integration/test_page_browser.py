@@ -25,10 +25,7 @@ def page(tmp_path_factory):
     """60 trials, some failed, some not run, and a hostile name in every place that takes one."""
     result = named(NASTY, with_trials(60))
     hostile = replace(
-        result,
-        host=replace(result.host, hostname=NASTY),
-        cut_short=NASTY,
-        bottleneck=explained().bottleneck,
+        result, host=replace(result.host, hostname=NASTY), cut_short=NASTY, bottleneck=explained().bottleneck
     )
     return write_page(hostile, tmp_path_factory.mktemp("page") / "report.html")
 
@@ -88,14 +85,14 @@ def test_the_filter_keeps_rows_that_hold_every_word(opened) -> None:
     assert opened.evaluate("document.querySelector('.count').textContent") == f"{shown} of 60 shown"
 
 
-@pytest.mark.parametrize("key", ["code-1", "remedy-1"])
-def test_code_is_copied_whole(opened, key: str) -> None:
+def test_code_is_copied_whole(opened) -> None:
     opened.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-    button = f".copy[data-of='{key}']"
-    click(opened, button)
-    opened.until(f'document.querySelector("{button}").textContent === "Copied"')
-    copied = opened.evaluate("navigator.clipboard.readText()")
-    assert copied == opened.evaluate(f"document.getElementById('{key}').textContent")
+    for key in ("code-1", "remedy-1"):
+        button = f".copy[data-of='{key}']"
+        click(opened, button)
+        opened.until(f'document.querySelector("{button}").textContent === "Copied"')
+        copied = opened.evaluate("navigator.clipboard.readText()")
+        assert copied == opened.evaluate(f"document.getElementById('{key}').textContent")
 
 
 def test_dark_and_light_follow_the_system_and_the_switch(browser, page) -> None:
@@ -110,18 +107,16 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser, page) -> None:
     assert browser.evaluate(ground) == found[0]
 
 
-def test_nothing_is_wider_than_a_phone(browser, page, tmp_path) -> None:
-    for one in (page, write_page(cut_short(), tmp_path / "cut.html"), write_page(golden(), tmp_path / "golden.html")):
-        browser.open(one, width=PHONE_WIDTH)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE_WIDTH
-    assert browser.errors == []
-
-
-def test_the_board_is_a_small_page_that_sorts(browser, tmp_path) -> None:
+def test_nothing_is_wider_than_a_phone_and_the_board_is_a_small_page(browser, page, tmp_path) -> None:
     write_result(golden(), tmp_path)
     board = write_board([tmp_path], tmp_path / "board.html")
     assert board.stat().st_size < 100_000
-    browser.open(board)
+    cut, whole = (
+        write_page(one, tmp_path / f"{name}.html") for name, one in (("cut", cut_short()), ("golden", golden()))
+    )
+    for one in (page, cut, whole, board):
+        browser.open(one, width=PHONE_WIDTH)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE_WIDTH
     click(browser, "table.sortable th button", "samples/s")
     assert column(browser, "samples/s") == ["4,050 ± 162"]
     assert browser.errors == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeTraining, Surface, fake_facts
 from pipeline_rig import finished, tune_fake
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
@@ -19,15 +20,14 @@ from loadtune.cli import app
 from loadtune.ending import exit_code
 from loadtune.errors import ResultError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, WorkerShare
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.forms import FORMS
-from loadtune.report.page.view import page_view
+from loadtune.report.page.write import page_view
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.seams import Watch
-from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = [
     pytest.mark.usefixtures("study_in_memory"),
@@ -58,7 +58,7 @@ def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path:
     assert exit_code(result) == 0
     assert said_of(result).startswith("Keep your settings: nothing else that was tried is proven faster. ")
     assert "DataLoader(" not in said_of(result), "there is nothing to change"
-    assert page_view(result).headline.startswith("Keep your settings: batch 64, 8 workers, not pinned, fp32")
+    assert page_view(result)["headline"].startswith("Keep your settings: batch 64, 8 workers, not pinned, fp32")
     file = tmp_path / RESULT_FILE
     for keep_batch_size in (False, True):
         assert loadtune.best_loader_kwargs(file, keep_batch_size=keep_batch_size) == OWN_LOADER.kwargs()
@@ -94,9 +94,8 @@ class Hurried(FakeTraining):
 def test_a_gain_that_was_seen_once_is_not_told_and_warns_where_it_is_used(tmp_path: Path) -> None:
     result = tune_fake(Hurried(), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
     assert result.best.config == result.yours
-    assert any(note.startswith("Not proven to be less fast than the answer") for note in result.notes)
-    assert any("measured once" in note and "--time-budget" in note for note in result.notes)
-    table = page_view(result).figures
+    assert "it was measured once. Run again with a larger --time-budget." in (page_view(result)["warning"] or "")
+    table = page_view(result)["confirmed"]
     assert table.title == "Measured once, not confirmed"
     assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("speed-up"))
     warns_where_it_is_used(tmp_path, result)
@@ -135,9 +134,7 @@ class Clocked(FakeTraining):
         run, batch_s = super().time_training(config, window_s, watch), config.batch_size * self.surface.sample_s
         if isinstance(run, TrialFailure) or not config.loader.num_workers:
             return run
-        worker = WorkerShare(num_made=5, made_s=5 * batch_s, max_made_s=batch_s)
-        workers = (worker,) * config.loader.num_workers
-        return replace(run, first_batch_s=START_S + batch_s, ready_s=START_S, workers=workers)
+        return replace(run, first_batch_s=START_S + batch_s, ready_s=START_S, batch_s=batch_s)
 
 
 def seconds_of_an_epoch(surface: Surface, config: TrialConfig) -> float:
@@ -215,7 +212,7 @@ def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tm
     assert said_of(result).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
     assert result.best.compute_fraction == pytest.approx(1.0, abs=0.01)  # as planted
     assert not any(finalist.unconfirmed for finalist in result.finalists)
-    table = page_view(result).figures
+    table = page_view(result)["confirmed"]
     (shares,) = (row[1:] for row in table.rows if row[0] == "share of compute-only")
     assert set(shares) <= {"98%", "99%", "100%"}
 
@@ -223,22 +220,12 @@ def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tm
 CRASH = "DataLoader worker (pid 812) was killed by SIGSEGV while it read samples 17, 204 and 5"
 
 
-class Stage:
-    """Which stage the run is in, for faults that only come with the confirmation."""
-
-    def __init__(self) -> None:
-        self.name = ""
-
-    def listen(self, progress: Progress) -> None:
-        self.name = progress.stage
-
-
 def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
     assert result.best is None
     assert result.best_at_your_batch is None
     assert exit_code(result) == 1
-    assert page_view(result).figures is None
-    assert "onfirmed" in page_view(result).headline
+    assert page_view(result)["confirmed"] is None
+    assert "onfirmed" in page_view(result)["headline"]
     assert load_result(folder / RESULT_FILE) == result
     for hand_out in (
         loadtune.best_loader_kwargs,
@@ -250,22 +237,20 @@ def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
             hand_out(folder / RESULT_FILE)
 
 
-def crashing_in(when: Callable[[str, int], bool], stage: Stage) -> Callable[[TrialConfig], TrialFailure | None]:
-    """`when` is told the stage and which run of the configuration in it this is."""
-    runs: Counter[tuple[str, TrialConfig]] = Counter()
+def crashing_in(folder: Path, *numbers: int) -> TuningResult:
+    """Each configuration crashes in these of its runs of the confirmation."""
+    runs, stages = Counter[TrialConfig](), set[str]()
 
     def fail(config: TrialConfig) -> TrialFailure | None:
-        runs[stage.name, config] += 1
-        crashes = when(stage.name, runs[stage.name, config])
+        runs[config] += "confirm" in stages
+        crashes = runs[config] in numbers
         return TrialFailure(kind="crash", phase="training", message=CRASH) if crashes else None
 
-    return fail
+    return tune_fake(FakeTraining(fail=fail), folder, listener=lambda progress: stages.add(progress.stage))
 
 
 def test_where_every_finalist_crashed_twice_nothing_is_the_answer_and_the_crash_is_quoted(tmp_path: Path) -> None:
-    stage = Stage()
-    fail = crashing_in(lambda name, number: name == "confirm" and number in (2, 3), stage)
-    result = tune_fake(FakeTraining(fail=fail), tmp_path, listener=stage.listen)
+    result = crashing_in(tmp_path, 2, 3)
     assert all((len(f.runs), len(f.failures)) == (1, 2) for f in result.finalists)
     assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"failed"}
     assert any("2 of its 3 runs failed" in note and CRASH in note for note in result.notes)
@@ -273,9 +258,7 @@ def test_where_every_finalist_crashed_twice_nothing_is_the_answer_and_the_crash_
 
 
 def test_who_crashed_once_is_tried_again_and_may_be_the_answer(tmp_path: Path) -> None:
-    stage = Stage()
-    fail = crashing_in(lambda name, number: name == "confirm" and number == 1, stage)
-    result = tune_fake(FakeTraining(fail=fail), tmp_path, listener=stage.listen)
+    result = crashing_in(tmp_path, 1)
     assert all(len(finalist.failures) == 1 < len(finalist.runs) for finalist in result.finalists)
     assert result.best.config != result.yours
     assert any("1 of its " in note and CRASH in note for note in result.notes)
@@ -291,22 +274,6 @@ def test_a_precision_whose_loss_is_not_finite_is_not_the_answer(tmp_path: Path) 
     (note,) = (note for note in result.notes if "NaN or infinite" in note)
     assert note.startswith("fp16 is not recommended")
     assert "the first" in note
-
-
-def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_path: Path) -> None:
-    stage, bad = Stage(), list[TrialConfig]()
-
-    def finite(config: TrialConfig) -> bool:
-        if stage.name == "confirm" and config.precision == "fp16" and not bad:
-            bad.append(config)
-        return config not in bad
-
-    result = tune_fake(FakeTraining(finite=finite), tmp_path, TuneConfig(precisions=("fp16",)), listener=stage.listen)
-    assert bad
-    assert result.best is None or result.best.config.precision != "fp16"
-    reasons = {f.config.precision: f.unconfirmed and f.unconfirmed.reason for f in result.finalists}
-    assert reasons.get("fp16", "non_finite_loss") == "non_finite_loss"
-    assert reasons["fp32"] is None
 
 
 def test_a_loss_that_is_not_finite_in_fp32_leaves_no_answer_and_is_said_to_be_the_datas(tmp_path: Path) -> None:

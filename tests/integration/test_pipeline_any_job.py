@@ -1,21 +1,21 @@
 """Jobs of any kind over a fake training: streams, loaders and training steps of the user's own, samples that differ."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_rig import tune_fake
+from fakes import FakeTraining, Surface, fake_facts
+from pipeline_rig import Killed, kill_at, tune_fake
 
 import loadtune
 from loadtune.errors import UsageError
 from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.report.forms import FORMS, export
-from loadtune.report.page.view import page_view
-from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.page.write import PAGE_FILE, page_view
 from loadtune.report.tables import best_and_baseline
 from loadtune.run import read_run
-from loadtune.testing import FakeTraining, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -69,10 +69,13 @@ def test_an_option_goes_before_the_users_loader_and_a_run_is_resumed_with_or_wit
     tmp_path: Path,
 ) -> None:
     given = TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
-    first = tune_fake(training(own_loader=OWN), tmp_path, given)
+    with pytest.raises(Killed):
+        tune_fake(training(own_loader=OWN), tmp_path, given, kill_at("confirm"))
+    first = read_run(tmp_path)
     assert first.yours.loader == replace(OWN, num_workers=2, batch_size=64)
-    for config in (replace(given, num_trials=2), replace(first.config, num_trials=3)):
-        again = tune_fake(training(own_loader=OWN), tmp_path, config, resume=True)
+    for number, config in enumerate((given, first.config)):
+        folder = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-{number}"))
+        again = tune_fake(training(own_loader=OWN), folder, config, resume=True)
         assert again.yours == first.yours
         assert again.assumed == first.assumed
 
@@ -128,7 +131,7 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
     assert len(choice.points) == 1, "there is nothing to compare"
     assert row(result, "precision") == ("as in your step",) * 2
     assert "precision" not in result.assumed
-    assert page_view(result).title.startswith("FakeData + train.py:make_step")
+    assert page_view(result)["title"].startswith("FakeData + train.py:make_step")
     for form in FORMS:
         text = export(result, form)
         assert "autocast" not in text

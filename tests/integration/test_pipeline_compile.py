@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from fakes import FakeTraining, Surface
 from pipeline_rig import killed, tune_fake
 
 from loadtune.errors import TrainingError, WorkloadError
@@ -10,7 +11,6 @@ from loadtune.records.config import Fixed, Recipe, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.report.export import step_code
 from loadtune.run import read_run
-from loadtune.testing import FakeTraining, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 

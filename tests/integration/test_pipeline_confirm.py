@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes import FakeSensor, FakeTraining, fake_host
 from pipeline_rig import ALL_TRIALS, tune_fake
 
 from loadtune.errors import OutOfTimeError
@@ -12,10 +14,9 @@ from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Progress, Telemetry
-from loadtune.report.page.view import page_view
-from loadtune.seams import Watch
-from loadtune.testing import FakeSensor, FakeTraining, fake_host
+from loadtune.records.telemetry import Telemetry
+from loadtune.report.page.write import page_view
+from loadtune.seams import Listener, Watch
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -145,22 +146,20 @@ class WorkersHang(FakeTraining):
         return TrialFailure(kind="hang", phase="first batch", message=f"{STUCK}; the training process was ended.")
 
 
-class EndsInConfirmation(FakeTraining):
-    """The time ends in this run of the confirmation, in which a sample hangs or not."""
+def ends(when: Callable[[list[TrialConfig]], bool], stuck: str | None = None, **given: Any) -> tuple[Any, Listener]:
+    """The time ends in a run of the confirmation, in which a sample hangs or not. `when` is told who was asked for."""
+    asked, stages = list[TrialConfig](), set[str]()
 
-    def ends_in(self, run: int, *, stuck: str | None = None) -> "EndsInConfirmation":
-        self.left, self.stuck, self.confirming = run, stuck, False
-        return self
+    class Ends(FakeTraining):
+        def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+            if "confirm" in stages:
+                asked.append(config)
+            if asked and when(asked):
+                self.clock.spend(max(0.0, self.until_s - self.clock.now()))
+                raise OutOfTimeError("The time budget ended.", phase="training", stuck=stuck)
+            return super().time_training(config, window_s, watch)
 
-    def listen(self, progress: Progress) -> None:
-        self.confirming |= progress.stage == "confirm"
-
-    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.left -= self.confirming
-        if not self.left:
-            self.clock.spend(max(0.0, self.until_s - self.clock.now()))
-            raise OutOfTimeError("The time budget ended.", phase="training", stuck=self.stuck)
-        return super().time_training(config, window_s, watch)
+    return Ends(**given), lambda progress: stages.add(progress.stage)
 
 
 @pytest.mark.parametrize(("budget_s", "prepare_s"), [(6.0, 15.0), (20.0, 1.0), (60.0, 1.0), (60.0, 15.0)])
@@ -180,37 +179,21 @@ def test_no_budget_is_exceeded_and_a_cut_run_claims_only_what_was_run_twice(
         assert result.best is None or runs[result.best.config] >= 2
 
 
-@pytest.mark.parametrize(
-    ("budget_s", "words"),
-    [
-        (5.0, r"The time budget of 5\.0 s ended before anything was measured\. The start took 5\.0 s"),
-        (30.5, r"The start took 30 s; .* Give a larger --time-budget"),
-    ],
-)
-def test_a_workload_that_takes_all_of_the_time_to_build_is_an_error_that_says_so(
-    tmp_path: Path, budget_s: float, words: str
-) -> None:
+def test_a_workload_that_takes_all_of_the_time_to_build_is_an_error_that_says_so(tmp_path: Path) -> None:
+    words = r"budget of 30 s ended before anything was measured\. The start took 30 s; .* Give a larger --time-budget"
     with pytest.raises(OutOfTimeError, match=words):
-        tune_fake(SlowToBuild(), tmp_path, TuneConfig(time_budget_s=budget_s))
+        tune_fake(SlowToBuild(), tmp_path, TuneConfig(time_budget_s=30.5))
 
 
-def test_time_that_hangs_took_is_not_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget_s", [30.0, 120.0])
+def test_time_that_hangs_took_is_not_asked_for_again(tmp_path: Path, budget_s: float) -> None:
     training = WorkersHang()
     begun = training.clock.now()
-    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=30.0))
-    assert training.clock.now() - begun <= 30.0
-    assert result.best is None
-    assert result.cut_short is not None
-    assert "dataset[41]" in result.cut_short
-    assert "larger --time-budget" not in result.cut_short
-    assert not any("larger --time-budget may find" in note for note in result.notes)
-
-
-def test_hung_trials_end_a_search_early_and_that_is_said(tmp_path: Path) -> None:
-    result = tune_fake(WorkersHang(), tmp_path, TuneConfig(time_budget_s=120.0))
-    (told,) = [note for note in result.notes if note.startswith("The search ended early because")]
-    assert "hung: dataset[41]" in told
-    assert not any("larger --time-budget may find" in note for note in result.notes)
+    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=budget_s))
+    assert training.clock.now() - begun <= budget_s
+    told = result.cut_short or " ".join(note for note in result.notes if "ended early because" in note)
+    assert "dataset[41]" in told
+    assert "larger --time-budget" not in f"{told} {' '.join(result.notes)}"
 
 
 def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: Path) -> None:
@@ -234,26 +217,18 @@ def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: P
 
 @pytest.mark.parametrize("run", [1, 4])
 def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
-    training = EndsInConfirmation().ends_in(run)
-    result = tune_fake(training, tmp_path, listener=training.listen)
+    training, listen = ends(lambda asked: len(asked) == run)
+    result = tune_fake(training, tmp_path, listener=listen)
     assert result.cut_short is not None
     assert "ended in the confirmation. A larger --time-budget" in result.cut_short
     assert result.best is None
 
 
-class EndsInThirdRound(EndsInConfirmation):
-    """However many contestants there are, all of them ran twice when the first is asked for the third time."""
-
-    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.asked = [*getattr(self, "asked", []), *([config] if self.confirming else [])]
-        self.left = 1 if self.asked.count(config) == 3 else 2
-        return super().time_training(config, window_s, watch)
-
-
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) -> None:
-    training = EndsInThirdRound(between_runs=0.2).ends_in(2, stuck=STUCK)
-    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=600.0), listener=training.listen)
+    """However many contestants there are, all of them ran twice when the first is asked for the third time."""
+    training, listen = ends(lambda asked: asked.count(asked[-1]) == 3, STUCK, between_runs=0.2)
+    result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=600.0), listener=listen)
     assert STUCK in (result.cut_short or "")
     assert result.best.half_width_fraction is not None
     assert result.bottleneck is not None
-    assert "fewer runs than planned" in (page_view(result).warning or "")
+    assert "fewer runs than planned" in (page_view(result)["warning"] or "")

@@ -3,37 +3,29 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes import FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import tune_fake
 
 from loadtune.errors import UsageError
-from loadtune.records.config import (
-    Fixed,
-    Recipe,
-    TrialConfig,
-    TuneConfig,
-    YourSettings,
-)
+from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.run import read_run
-from loadtune.testing import FakeTraining, Surface, fake_facts, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
-FIXED = (
-    Fixed(name="precision", value="bf16"),
-    Fixed(name="batch_size", value=200),
-    Fixed(name="memory_format", value="contiguous"),
-)
 
-
-FORMAT = TuneConfig(fix=(Fixed(name="memory_format", value="channels_last"),))
+def fixed(**values: object) -> tuple[Fixed, ...]:
+    return tuple(Fixed(name=name, value=value) for name, value in values.items())
 
 
 def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path: Path) -> None:
-    config = TuneConfig(fix=FIXED, max_workers=3, num_trials=20, yours=YourSettings(batch_size=64, num_workers=2))
+    fix = fixed(precision="bf16", batch_size=200, memory_format="contiguous")
+    yours = YourSettings(batch_size=64, num_workers=2)
+    config = TuneConfig(fix=fix, max_workers=3, num_trials=20, yours=yours)
     result = tune_fake(FakeTraining(), tmp_path, config)
     run = [trial.config for trial in result.trials]
     assert {(c.batch_size, c.precision, c.recipe.memory_format) for c in run} == {(200, "bf16", "contiguous")}
@@ -53,47 +45,39 @@ def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_sear
 
 
 @pytest.mark.parametrize(
-    ("config", "device", "shape", "told"),
+    ("fixed", "device", "told"),
     [
-        (
-            TuneConfig(fix=(Fixed(name="batch_size", value=5000),)),
-            "cuda",
-            (3, 8, 8),
-            "--fix batch_size=5000 does not fit",
-        ),
-        (TuneConfig(fix=(Fixed(name="pin_memory", value=True),)), "cpu", (3, 8, 8), "without a GPU"),
-        (TuneConfig(max_gpu_memory_bytes=1 << 34), "cpu", (3, 8, 8), "--max-gpu-memory is for a GPU"),
-        (FORMAT, "cuda", (8,), "a sample of this dataset is 8."),
-        (TuneConfig(fix=(Fixed(name="precision", value="fp16"),)), "cuda", (8,), "fp16 is not available"),
+        ({"batch_size": 5000}, "cuda", "--fix batch_size=5000 does not fit"),
+        ({"pin_memory": True}, "cpu", "without a GPU"),
+        ({}, "cpu", "--max-gpu-memory is for a GPU"),
+        ({"memory_format": "channels_last"}, "cuda", "a sample of this dataset is 8."),
+        ({"precision": "fp16"}, "cuda", "fp16 is not available"),
     ],
 )
-def test_what_cannot_be_had_is_told(tmp_path: Path, config: TuneConfig, device: str, shape: object, told: str) -> None:
+def test_what_cannot_be_had_is_told(tmp_path: Path, fixed: dict[Any, Any], device: str, told: str) -> None:
     surface = Surface(compute_per_s={"fp32": 2300.0})
-    training = FakeTraining(surface, facts=replace(fake_facts(surface), input_shape=shape))
+    training = FakeTraining(surface, facts=replace(fake_facts(surface), input_shape=(8,)))
+    config = TuneConfig(
+        fix=tuple(Fixed(name=name, value=value) for name, value in fixed.items()),
+        max_gpu_memory_bytes=None if fixed else 1 << 34,
+    )
     with pytest.raises(UsageError, match=told):
         tune_fake(training, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
 
 
-def fp16_batch(config: TrialConfig) -> int:
-    return config.batch_size if config.precision == "fp16" else 0
-
-
-def in_flight(config: TrialConfig) -> int:
-    return config.batch_size * config.loader.num_workers
-
-
 @pytest.mark.parametrize(
-    ("kind", "size", "most", "config"),
+    ("kind", "size", "most"),
     [
-        ("oom", fp16_batch, 63, TuneConfig(precisions=("fp16",), num_trials=20)),
-        ("shm", in_flight, 1500, TuneConfig(num_trials=20)),
+        ("oom", lambda config: config.batch_size if config.precision == "fp16" else 0, 63),
+        ("shm", lambda config: config.batch_size * config.loader.num_workers, 1500),
     ],
 )
 def test_memory_that_ran_out_in_a_trial_bounds_what_is_tried_then(
-    tmp_path: Path, kind: FailureKind, size: Callable[[TrialConfig], int], most: int, config: TuneConfig
+    tmp_path: Path, kind: FailureKind, size: Callable[[TrialConfig], int], most: int
 ) -> None:
     """The probe saw these sizes train; with a loader beside them they do not."""
     planted = TrialFailure(kind=kind, phase="training", message="planted")
+    config = TuneConfig(precisions=("fp16",), num_trials=20)
     result = tune_fake(FakeTraining(fail=lambda config: planted if size(config) > most else None), tmp_path, config)
     failed = [size(trial.config) for trial in result.trials if trial.failure]
     assert failed
@@ -102,26 +86,22 @@ def test_memory_that_ran_out_in_a_trial_bounds_what_is_tried_then(
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "said"),
+    ("free", "said"),
     [
-        (
-            64 << 20,
-            64 << 20,
-            "need 1.72 GiB of /dev/shm, of which 51.2 MiB can be used. Start the container with --shm-size=3g",
-        ),
-        (0, 0, "Workers need a /dev/shm, which is missing or read-only here. Start the container with --shm-size=3g"),
-        (None, None, None),
+        (64 << 20, "need 1.72 GiB of /dev/shm, of which 51.2 MiB can be used. Start the container with --shm-size=3g"),
+        (0, "Workers need a /dev/shm, which is missing or read-only here. Start the container with --shm-size=3g"),
+        (None, None),
     ],
 )
 def test_workers_that_do_not_fit_into_shm_are_named_with_the_remedy(
-    tmp_path: Path, total: int | None, free: int | None, said: str | None
+    tmp_path: Path, free: int | None, said: str | None
 ) -> None:
-    host = replace(fake_host(), shm_total_bytes=total, shm_free_bytes=free)
+    host = replace(fake_host(), shm_total_bytes=free, shm_free_bytes=free)
     result = tune_fake(FakeTraining(), tmp_path, host=host)
     notes = [note for note in result.notes if "/dev/shm" in note]
     assert [said in note for note in notes] == [True] * (said is not None)
     assert result.best is not None
-    assert total != 0 or not any(trial.config.loader.num_workers for trial in result.trials)
+    assert free != 0 or not any(trial.config.loader.num_workers for trial in result.trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,34 +114,20 @@ class SameStep(Surface):
         return batch_size / self.step_s
 
 
-CPU = Device(kind="cpu", uuid=None, name="Fake CPU")
-
-
-def waiting(surface: Surface, **facts: object) -> FakeTraining:
-    """On a CPU, with small samples that wait rather than compute."""
-    few = {"precisions": ("fp32",), "sample_bytes": 4096, "sample_cpu_s": surface.sample_s / 100, **facts}
-    return FakeTraining(surface, facts=replace(fake_facts(surface), **few))
-
-
 def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
-    training = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
-    result = tune_fake(training, tmp_path, host=fake_host(num_gpus=0), device=CPU)
+    surface = SameStep(pinned_per_s=1e9)
+    training = FakeTraining(surface, facts=replace(fake_facts(surface), dataset_length=1000))
+    result = tune_fake(training, tmp_path)
     assert max(read_run(tmp_path).batch_sizes) <= 100
     assert any("an epoch would have fewer than 10 steps" in note for note in result.notes)
 
 
-def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_that_is_said(tmp_path: Path) -> None:
-    config = TuneConfig(time_budget_s=120.0)
-    training = waiting(SameStep(step_s=0.5, sample_s=0.1))
-    result = tune_fake(training, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
-    assert any("The time left was too short to measure them" in note for note in result.notes)
+def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried(tmp_path: Path) -> None:
+    """On a CPU, with small samples that wait rather than compute."""
+    surface, config = SameStep(step_s=0.5, sample_s=0.1), TuneConfig(time_budget_s=120.0)
+    few = replace(fake_facts(surface), precisions=("fp32",), sample_bytes=4096, sample_cpu_s=0.001)
+    host, device = fake_host(num_usable_cores=2, num_gpus=0), Device(kind="cpu", name="Fake CPU")
+    result = tune_fake(FakeTraining(surface, facts=few), tmp_path, config, host=host, device=device)
+    largest = max(trial.config.batch_size for trial in result.trials)
+    assert largest < min(ceiling.safe_batch_size for ceiling in result.ceilings), "they would have been proposed"
     assert all(trial.measurement is not None for trial in result.trials)
-
-
-def test_prefetch_factors_are_tried_at_the_end_in_the_time_there_is_by_default(tmp_path: Path) -> None:
-    result = tune_fake(FakeTraining(), tmp_path, TuneConfig(tune=("prefetch_factor",), max_batch_size=256))
-    tried = [trial.config.loader for trial in result.trials]
-    changed = [each for each in tried if each.prefetch_factor != 2]
-    assert changed
-    assert tried[-len(changed) :] == changed
-    assert all(replace(each, prefetch_factor=2) in tried for each in changed)

@@ -1,6 +1,6 @@
-"""How a SwitchingLoader ends: with its script, by `break`, and after processes were killed, stopped or forked.
+"""How a switching iterator ends: with its script, by `break`, and after processes were killed, stopped or forked.
 
-Run as a script this file serves `Scripts`: it has imported torch and forks a process for each script that is asked for.
+Run as a script this file runs all `RUNS`, each in a process of its own.
 """
 
 import gc
@@ -14,14 +14,14 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from switching_rig import Switching
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-
-from loadtune.stream.switching import SwitchingLoader
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
 
@@ -45,30 +45,9 @@ class Numbers(Dataset):
         return torch.full((256,), index)
 
 
-class RaisesAmongThree(Numbers):
-    """One of three workers cannot read sample 100 and those after it."""
-
-    def __getitem__(self, index):
-        worker = get_worker_info()
-        if worker is not None and worker.num_workers == 3 and index >= 100:
-            raise OSError("no more files may be open")
-        return super().__getitem__(index)
-
-
-class NotPicklable(Numbers):
-    def __init__(self, size):
-        super().__init__(size)
-        self.lock = threading.Lock()
-
-
 def slow_among_three(worker_id):
     if get_worker_info().num_workers == 3:
         time.sleep(3.0)
-
-
-def raises_among_three(worker_id):
-    if get_worker_info().num_workers == 3:
-        raise OSError("no such device")
 
 
 # What tests share
@@ -81,28 +60,21 @@ def until(condition, limit_s=LIMIT_S):
     return met
 
 
-def living_children():
-    """Process ids; those of multiprocessing's own helpers are not among them."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            helper = any("multiprocessing" in word for word in child.cmdline())
-            if not helper and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child.pid)
-        except psutil.NoSuchProcess:
-            pass
-    return found
-
-
-def gone(pids):
-    return not any(map(is_alive, pids))
-
-
 def is_alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def living_children():
+    """Process ids; those of multiprocessing's own helpers are not among them."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if is_alive(child.pid) and not any("multiprocessing" in word for word in child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def segments(pids):
@@ -111,15 +83,6 @@ def segments(pids):
 
 def firsts(batch):
     return batch[:, 0].tolist()
-
-
-def rest_of(iterator):
-    return [number for batch in iterator for number in firsts(batch)]
-
-
-def took_over(loader):
-    switches = loader.counters.switches
-    return len(switches) > 0 and switches[-1].delivers_s is not None
 
 
 def read(iterator, seen, condition, step_s=0.01):
@@ -134,7 +97,7 @@ def read(iterator, seen, condition, step_s=0.01):
 # Scripts that end
 
 
-def run_script(start_method, state, end, folder):
+def run_script(folder, start_method, state, end):
     """The script: ends as `end` says while the loader is in `state`."""
     multiprocessing.set_start_method(start_method)
     own = 1 if start_method == "fork" else 0  # where a start takes long, only one has to be waited for
@@ -145,24 +108,20 @@ def run_script(start_method, state, end, folder):
         worker_init_fn=slow_among_three,
         persistent_workers=state == "persistent",
     )
-    switching = SwitchingLoader(loader)
+    switching = Switching(loader)
     iterator = iter(switching)
     next(iterator)
     if state == "persistent":
         iterator = iter(switching)
-    if state == "withdrawn":
-        switching.switch(num_workers=2)
-        read(iterator, [], lambda: took_over(switching))
-        children = living_children()
-        os.kill(children[-1], signal.SIGKILL)
-        read(iterator, [], lambda: switching.withdrawn)
-    elif state == "pending":
-        switching.switch(num_workers=3)
+    switching.switch(3 if state == "pending" else 2)
+    if state == "pending":
         next(iterator)
-        assert switching.counters.switches[-1].start_s is None
+        assert switching.is_starting()
     else:
-        switching.switch(num_workers=2)
-        read(iterator, [], lambda: took_over(switching))
+        read(iterator, [], switching.took_over)
+    if state == "withdrawn":
+        os.kill(living_children()[-1], signal.SIGKILL)
+        read(iterator, [], lambda: switching.withdrawn)
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     (folder / "children").write_text(json.dumps(children))
     if end == "in a global":
@@ -180,73 +139,23 @@ def run_script(start_method, state, end, folder):
     next(iterator)
 
 
-def run_fork(kind, folder):
-    """A process that was forked in mid-epoch ends; the epoch goes on."""
-    switching = SwitchingLoader(DataLoader(Numbers(400, 0.001), batch_size=4, num_workers=2))
+def run_fork(folder):
+    """Processes that were forked in mid-epoch end, with the user's workers and with others; the epoch goes on."""
+    switching = Switching(DataLoader(Numbers(400, 0.001), batch_size=4, num_workers=2))
     iterator, seen = iter(switching), []
-    seen.extend(firsts(next(iterator)))
-    if kind == "on trial":
-        switching.switch(num_workers=3)
-        read(iterator, seen, lambda: took_over(switching))
-    child = os.fork()
-    if child == 0:
-        del iterator
-        gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert seen + rest_of(iterator) == list(range(400))
+    for num_workers in (2, 3):
+        switching.switch(num_workers)
+        read(iterator, seen, switching.took_over)
+        child = os.fork()
+        if child == 0:
+            del iterator
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+    for batch in iterator:
+        seen.extend(firsts(batch))
+    assert seen == list(range(400))
     assert not switching.withdrawn
-
-
-def serve():
-    """Fork a process for each line, and answer with its exit status."""
-    gc.freeze()  # else the end of each process goes through all that torch's import made
-    for line in sys.stdin:
-        kind, folder, *arguments = json.loads(line)
-        folder = Path(folder)
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            for number, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
-                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
-            (folder / "tmp").mkdir()
-            os.environ["TMPDIR"] = str(folder / "tmp")
-            tempfile.tempdir = None
-            {"script": run_script, "fork": run_fork}[kind](*arguments, folder)
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
-class Scripts:
-    """Runs scripts in processes of their own, without waiting for the import of torch each time."""
-
-    def __init__(self, folders):
-        self._folders = folders
-        self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def run(self, kind, *arguments):
-        """(Exit status, folder of what it wrote, seconds)"""
-        begun = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix="ends-", dir=self._folders))  # short: sockets lie in it
-        print(json.dumps([kind, str(folder), *arguments]), file=self._server.stdin, flush=True)
-        status = int(self._server.stdout.readline())
-        return status, folder, time.monotonic() - begun
-
-    def close(self):
-        self._server.stdin.close()
-        self._server.wait()
-        self._server.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    with tempfile.TemporaryDirectory(prefix="ends-", dir="/tmp") as folder:
-        made = Scripts(folder)
-        yield made
-        made.close()
 
 
 ENDS = {
@@ -259,13 +168,43 @@ ENDS = {
 CASES = [("fork", "switched", end) for end in ENDS]
 CASES += [("fork", state, end) for state in ("pending", "persistent") for end in ("end", "interrupt")]
 CASES += [(method, "pending", "interrupt") for method in ("forkserver", "spawn")]
+RUNS = {" ".join(case): (run_script, *case) for case in CASES}
+RUNS |= {"withdrawn": (run_script, "fork", "withdrawn", "end"), "forked": (run_fork,)}
 
 
-@pytest.mark.parametrize(("method", "state", "end"), CASES)
-def test_a_script_ends_and_leaves_nothing(scripts, method, state, end):
-    status, folder, seconds = scripts.run("script", method, state, end)
+def run_all(folders):
+    """Fork a process for each, so that torch is imported once, and note how it ended."""
+    gc.freeze()  # else the end of each process goes through all that torch's import made
+    for name, (run, *arguments) in RUNS.items():
+        folder = Path(folders) / name
+        (folder / "tmp").mkdir(parents=True)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for descriptor, file in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
+                os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), descriptor)
+            os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
+            run(folder, *arguments)
+            return
+        (folder / "status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """The folder of each run, its exit status, and what it wrote on stderr."""
+    with tempfile.TemporaryDirectory(prefix="ends-", dir="/tmp") as folders:  # short: sockets lie in it
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, __file__, folders], env=path, check=True, timeout=170)
+        found = [Path(folders) / name for name in RUNS]
+        yield {each.name: (each, int((each / "status").read_text()), (each / "stderr").read_text()) for each in found}
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_script_ends_and_leaves_nothing(ended, case):
+    folder, status, errors = ended[" ".join(case)]
+    end = case[-1]
     expected_status, last_line = ENDS[end]
-    errors = (folder / "stderr").read_text()
     assert errors.strip().endswith(last_line), errors
     assert (errors == "") == (last_line == ""), errors
     # A worker that is asked for a batch just then may add what it says of the lost connection, as in torch.
@@ -273,28 +212,23 @@ def test_a_script_ends_and_leaves_nothing(scripts, method, state, end):
     assert status == expected_status
     children = json.loads((folder / "children").read_text())
     assert children
-    assert until(lambda: gone(children), 5.0)
+    assert until(lambda: not any(map(is_alive, children)), 5.0)
     assert until(lambda: not any((folder / "tmp").iterdir()), 5.0), list((folder / "tmp").iterdir())
     assert segments(children) == []
-    assert seconds < LIMIT_S
 
 
-def test_killed_workers_leave_no_temporary_file(scripts):
-    status, folder, _ = scripts.run("script", "fork", "withdrawn", "end")
+def test_killed_workers_leave_no_temporary_file(ended):
+    folder, status, errors = ended["withdrawn"]
     # Another worker may print that the training process hung up on it: the death is raised in the middle of its batch.
-    assert status == 0, (folder / "stderr").read_text()
+    assert status == 0, errors
     # torch itself may leave a file `tmp…` of its test for open files, where the signal of the death comes in between.
     assert list((folder / "tmp").glob("pymp-*")) == []
     assert segments(json.loads((folder / "children").read_text())) == []
 
 
-# A process forked from the training process
-
-
-@pytest.mark.parametrize("kind", ["own", "on trial"])
-def test_a_process_that_was_forked_does_not_disturb_the_workers(scripts, kind):
-    status, folder, _ = scripts.run("fork", kind)
-    assert status == 0, (folder / "stderr").read_text()
+def test_a_process_that_was_forked_does_not_disturb_the_workers(ended):
+    _, status, errors = ended["forked"]
+    assert status == 0, errors
 
 
 # The end of a loop
@@ -314,149 +248,66 @@ def workers(others):
     return [pid for pid in living_children() if pid not in others]
 
 
-def test_break_ends_the_workers_as_in_torch(others):
-    loader = DataLoader(Numbers(400), batch_size=4, num_workers=2)
-    switching = SwitchingLoader(loader)
-    for each in (loader, switching):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_break_ends_the_workers_unless_they_are_persistent_as_in_torch(others, persistent):
+    loader = DataLoader(Numbers(400), batch_size=4, num_workers=2, persistent_workers=persistent)
+    for each in (loader, Switching(loader)):
         for _ in each:
             mine = workers(others)
             assert len(mine) == 2
             break
+        if persistent:
+            for batch in each:
+                assert firsts(batch) == [0, 1, 2, 3]
+                break
+            assert set(workers(others)) == set(mine)
+            loader._iterator = None
         assert until(lambda: workers(others) == [])
         assert segments(mine) == []
+
+
+def test_workers_that_are_starting_end_with_the_iterator(others):
+    switching = Switching(DataLoader(Numbers(400), batch_size=4, num_workers=2))
     iterator = iter(switching)
-    switching.switch(num_workers=3)
-    read(iterator, [], lambda: took_over(switching))
-    switching.switch(num_workers=1)  # whose worker is starting
+    switching.switch(3)
+    read(iterator, [], switching.took_over)
+    switching.switch(1)
     del iterator
     assert until(lambda: workers(others) == [])
 
 
-@pytest.mark.parametrize("end", ["close", "drop"])
-def test_persistent_workers_stay_after_break_as_in_torch(others, end):
-    loader = DataLoader(Numbers(400), batch_size=4, num_workers=2, persistent_workers=True)
-    for kind in (lambda: loader, lambda: SwitchingLoader(loader)):
-        each = kind()
-        for _ in each:
-            mine = workers(others)
-            break
-        for batch in each:
-            assert firsts(batch) == [0, 1, 2, 3]
-            break
-        assert set(workers(others)) == set(mine)
-        assert len(mine) == 2
-        if each is loader:
-            loader._iterator = None
-        elif end == "close":
-            each.close()
-        else:
-            del each
-        assert until(lambda: workers(others) == [])
-
-
-# Killed and stopped workers, and settings that cannot load
-
-
-def expect_all(seen):
-    assert seen == list(range(SIZE))
-
-
-@pytest.mark.parametrize("own", [0, 2])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_killed_worker_on_trial_costs_no_sample(others, own, seed):
-    chance = random.Random(f"{own} {seed}")
-    switching = SwitchingLoader(DataLoader(Numbers(SIZE), batch_size=4, num_workers=own))
-    iterator, seen = iter(switching), []
-    before = workers(others)
-    tried = chance.choice([1, 3])
-    switching.switch(num_workers=tried, prefetch_factor=chance.choice([1, 3]))
-    read(iterator, seen, lambda: took_over(switching))
-    for _ in range(chance.randrange(10)):
-        seen.extend(firsts(next(iterator)))
-    time.sleep(chance.random() * 0.01)
-    victim = chance.choice([pid for pid in workers(others) if pid not in before])
-    os.kill(victim, signal.SIGKILL)
-    seen.extend(rest_of(iterator))
-    expect_all(seen)
-    assert [each.settings.num_workers for each in switching.withdrawn] == [tried]
-    assert switching.settings == switching.own
-    assert segments([victim]) == []
+# Killed workers
 
 
 def test_a_worker_killed_while_it_drains_costs_no_sample(others):
-    """Two switches overlap: the DataLoader's own settings load what both had not delivered."""
-    switching = SwitchingLoader(DataLoader(Numbers(SIZE), batch_size=4))
+    """Two switches overlap: the training process loads what both had not delivered."""
+    loader = DataLoader(Numbers(SIZE), batch_size=4)
+    loader.prefetch_factor = 50
+    switching = Switching(loader)
     iterator, seen = iter(switching), []
-    switching.switch(num_workers=2, prefetch_factor=50)
-    read(iterator, seen, lambda: took_over(switching))
+    switching.switch(2)
+    read(iterator, seen, switching.took_over)
     first = workers(others)
-    switching.switch(num_workers=1)
-    read(iterator, seen, lambda: switching.counters.switches[-1].start_s is not None)
-    assert not took_over(switching)
+    switching.switch(1)
+    read(iterator, seen, lambda: not switching.is_starting())
+    assert not switching.took_over()
     os.kill(first[0], signal.SIGKILL)
     read(iterator, seen, lambda: switching.withdrawn)
-    assert [each.settings.num_workers for each in switching.withdrawn] == [2]
-    expect_all(seen + rest_of(iterator))
-    assert switching.settings == switching.own
+    assert [each.num_workers for each in switching.withdrawn] == [2]
+    assert seen + [number for batch in iterator for number in firsts(batch)] == list(range(SIZE))
+    assert segments(first) == []
+    assert iterator.num_workers == iterator.own
 
 
-def test_a_stopped_worker_on_trial_counts_as_hung(others):
-    switching = SwitchingLoader(DataLoader(Numbers(SIZE), batch_size=4), hang_s=1.0)
-    iterator, seen = iter(switching), []
-    switching.switch(num_workers=2)
-    read(iterator, seen, lambda: took_over(switching))
-    stopped = workers(others)[0]
-    os.kill(stopped, signal.SIGSTOP)
-    seen.extend(rest_of(iterator))
-    expect_all(seen)
-    assert [each.reason for each in switching.withdrawn] == ["its workers gave no batch for 1 s"]
-    assert until(lambda: gone([stopped]))
-
-
-@pytest.fixture
-def set_start_method():
-    before = multiprocessing.get_start_method()
-    yield lambda method: multiprocessing.set_start_method(method, force=True)
-    multiprocessing.set_start_method(before, force=True)
-
-
-CANNOT_LOAD = {
-    "the dataset raises": ("fork", RaisesAmongThree(SIZE), {}, OSError),
-    "worker_init_fn raises": ("fork", Numbers(SIZE), {"num_workers": 1, "worker_init_fn": raises_among_three}, OSError),
-    "the dataset cannot be pickled": ("spawn", NotPicklable(SIZE), {}, TypeError),
-}
-
-
-@pytest.mark.parametrize("from_the_start", [False, True])
-@pytest.mark.parametrize("what", CANNOT_LOAD)
-@pytest.mark.filterwarnings("ignore")  # torch's, of the same error
-def test_settings_that_cannot_load_are_withdrawn(set_start_method, others, what, from_the_start):
-    start_method, dataset, arguments, error = CANNOT_LOAD[what]
-    set_start_method(start_method)
-    switching = SwitchingLoader(DataLoader(dataset, batch_size=4, **arguments))
-    if from_the_start:
-        switching.switch(num_workers=3)
-    iterator, seen = iter(switching), []
-    if not from_the_start:
-        switching.switch(num_workers=3)
-    read(iterator, seen, lambda: switching.withdrawn)
-    expect_all(seen + rest_of(iterator))
-    assert [type(each.error) for each in switching.withdrawn] == [error]
-    assert switching.settings == switching.own
-    expect_all(rest_of(switching))
-
-
-@pytest.mark.parametrize("kind", ["torch", "own", "own again"])
-def test_the_death_of_a_worker_of_the_caller_is_raised_as_in_torch(others, kind):
-    loader = DataLoader(Numbers(100_000), batch_size=4, num_workers=1)
-    switching = SwitchingLoader(loader)
-    iterator, seen = iter(loader if kind == "torch" else switching), []
-    seen.extend(firsts(next(iterator)))
-    if kind == "own again":
-        for num_workers in (2, 1):
-            switching.switch(num_workers=num_workers)
-            read(iterator, seen, lambda: took_over(switching), step_s=0.0)
-        assert until(lambda: len(workers(others)) == 1)
+@pytest.mark.parametrize("switches", [(), (2, 1)])
+def test_the_death_of_a_worker_of_the_caller_is_raised_as_in_torch(others, switches):
+    switching = Switching(DataLoader(Numbers(100_000), batch_size=4, num_workers=1))
+    iterator = iter(switching)
+    next(iterator)
+    for num_workers in switches:
+        switching.switch(num_workers)
+        read(iterator, [], switching.took_over, step_s=0.0)
+    assert until(lambda: len(workers(others)) == 1)
     victim = workers(others)[0]
     with pytest.raises(RuntimeError, match=f"DataLoader worker .pid {victim}. is killed by signal"):  # noqa: PT012
         os.kill(victim, signal.SIGKILL)
@@ -481,22 +332,21 @@ def usage(others):
 
 def test_many_switches_leave_nothing_behind(others):
     chance = random.Random(1)
-    switching = SwitchingLoader(DataLoader(Numbers(10_000_000), batch_size=4))
-    iterator, seen, num_read = iter(switching), [], 0
-    early = None
+    switching = Switching(DataLoader(Numbers(10_000_000), batch_size=4))
+    iterator, seen, num_read, early = iter(switching), [], 0, None
     for number in range(60):
         if number == 20:
-            switching.switch(num_workers=1, prefetch_factor=1)
-            read(iterator, seen, lambda: took_over(switching), step_s=0.0)
+            switching.switch(1)
+            read(iterator, seen, switching.took_over, step_s=0.0)
             early = usage(others)
-        changes = {"num_workers": chance.choice([0, 0, 1, 1, 2, 3]), "prefetch_factor": chance.randrange(1, 4)}
-        if switching.switch(**changes) is not None and chance.random() < 0.8:  # else the next comes while this starts
-            read(iterator, seen, lambda: took_over(switching), step_s=0.0)
+        switching.switch(chance.choice([0, 0, 1, 1, 2, 3]))
+        if chance.random() < 0.8:  # else the next comes while this starts
+            read(iterator, seen, switching.took_over, step_s=0.0)
         assert seen == list(range(num_read, num_read + len(seen)))
         num_read += len(seen)
         seen.clear()
-    switching.switch(num_workers=1, prefetch_factor=1)
-    read(iterator, seen, lambda: took_over(switching))
+    switching.switch(1)
+    read(iterator, seen, switching.took_over)
     late = usage(others)
     assert switching.withdrawn == []
     for what, leeway in {"descriptors": 4, "threads": 1, "processes": 0, "megabytes": 20}.items():
@@ -504,4 +354,4 @@ def test_many_switches_leave_nothing_behind(others):
 
 
 if __name__ == "__main__":
-    serve()
+    run_all(sys.argv[1])

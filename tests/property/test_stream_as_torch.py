@@ -1,5 +1,8 @@
 """Whatever is switched and when: the loop sees what it would see with a plain DataLoader, and the random numbers of the
-training process are as they would be."""
+training process are as they would be.
+
+A tuner's switches are those of a replayed result, so that no clock decides what is tested.
+"""
 
 import random
 
@@ -8,12 +11,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from switching_rig import Switching
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, get_worker_info
 
-from loadtune.stream.switching import SwitchingLoader
+from loadtune.inflight.account import Account
+from loadtune.inflight.environment import Options
+from loadtune.inflight.iterator import begun_by
+from loadtune.inflight.tuner import Tuner
 
-LENGTH = 60
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+LENGTH, WHOLE = 60, 1000
 
 
 class Rows(Dataset):
@@ -26,10 +32,16 @@ class Rows(Dataset):
         return LENGTH
 
     def __getitem__(self, index):
-        torch.rand(1), random.random(), np.random.rand()  # as an augmentation does
+        if get_worker_info() is not None:
+            torch.rand(1), random.random(), np.random.rand()  # as an augmentation does
         if index in self.bad:
             raise KeyError(f"bad sample {index}")
         return torch.tensor([index, self.epoch])
+
+
+class Random(Rows):
+    def __getitem__(self, index):
+        return torch.rand(1)
 
 
 class CountedSampler(SequentialSampler):
@@ -50,28 +62,19 @@ def made_loader(job):
         "sequential": lambda: {"batch_size": 4},
         "shuffle": lambda: {"batch_size": 4, "shuffle": True},
         "drop_last": lambda: {"batch_size": 7, "shuffle": True, "drop_last": True},
-        "replacement": lambda: {
-            "batch_size": 4,
-            "sampler": RandomSampler(
-                data, replacement=True, num_samples=50, generator=torch.Generator().manual_seed(1)
-            ),
-        },
+        "replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(data, True, 50, torch.Generator())},
         "counted": lambda: {"batch_size": 5, "sampler": CountedSampler(data)},
         "batch_sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(data, generator=generator), 6, False)},
         "lists": lambda: {"batch_sampler": [[0, 1], [2], [3, 4, 5], [9, 8, 7, 6]] * 4},
         "no batches": lambda: {"batch_size": None, "sampler": SequentialSampler(data)},
     }[job["order"]]()
-    workers = {}
     if job["num_workers"]:
-        workers = {
-            "persistent_workers": job["persistent"],
-            "prefetch_factor": job["prefetch_factor"],
-            "multiprocessing_context": job["method"],
-        }
-    return DataLoader(data, num_workers=job["num_workers"], generator=generator, **order, **workers), generator
+        order |= {"persistent_workers": job["persistent"], "prefetch_factor": job["prefetch_factor"]}
+        order |= {"multiprocessing_context": job["method"]}
+    return DataLoader(data, num_workers=job["num_workers"], generator=generator, **order), generator
 
 
-def seen_by(loop, loader, generator, job, switch=lambda **changes: None):
+def seen_by(loop, loader, generator, job, switch=lambda num_workers: None):
     """What a loop of some epochs sees, errors included, and the state of the random numbers after each epoch."""
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     seen = []
@@ -81,7 +84,7 @@ def seen_by(loop, loader, generator, job, switch=lambda **changes: None):
         batches = iter(loop)
         for step in range(num_batches):
             if (epoch, step) in job["switches"]:
-                switch(**job["switches"][epoch, step])
+                switch(job["switches"][epoch, step])
             try:
                 seen.append(next(batches).tolist())
             except StopIteration:
@@ -97,16 +100,6 @@ def seen_by(loop, loader, generator, job, switch=lambda **changes: None):
     return seen
 
 
-WHOLE = 1000
-SETTINGS = st.fixed_dictionaries(
-    {},
-    optional={
-        "num_workers": st.integers(0, 3),
-        "prefetch_factor": st.integers(1, 3),
-    },
-)
-
-
 def without_what_depends_on_workers_in_torch(job):
     """Some samplers draw as they are asked, and how far ahead they are asked depends on the workers: the one with
     replacement for each batch, and a shuffled one from a generator that was given once more where its indices end."""
@@ -114,114 +107,106 @@ def without_what_depends_on_workers_in_torch(job):
     return job | {"epochs": [WHOLE for _ in job["epochs"]]} if shuffled or job["order"] == "replacement" else job
 
 
-def jobs_with(switches):
-    """Jobs of a loop over a loader; ``switches``: what changes meanwhile."""
-    return st.fixed_dictionaries(
-        {
-            "generator": st.booleans(),
-            "order": st.sampled_from(
-                ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
-            ),
-            "num_workers": st.sampled_from([0, 0, 1, 2]),
-            "prefetch_factor": st.integers(1, 3),
-            "persistent": st.booleans(),
-            "method": st.just("fork"),
-            "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
-            "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
-            "switches": switches,
-        }
-    ).map(without_what_depends_on_workers_in_torch)
-
-
-JOBS = jobs_with(st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 12)), SETTINGS, min_size=1, max_size=4))
-
-
-def both_see(job):
-    """What the loop sees with switches, and without."""
-    # Loading in the training process draws from its random numbers, and workers do not: none becomes the other.
-    fewest, most = (0, 0) if job["num_workers"] == 0 else (1, 3)
-    switches = {
-        at: to | ({"num_workers": min(most, max(fewest, to["num_workers"]))} if "num_workers" in to else {})
-        for at, to in job["switches"].items()
+STEPS = st.tuples(st.integers(0, 2), st.integers(0, 12))
+JOBS = st.fixed_dictionaries(
+    {
+        "generator": st.booleans(),
+        "order": st.sampled_from(
+            ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
+        ),
+        "num_workers": st.sampled_from([0, 0, 1, 2]),
+        "prefetch_factor": st.integers(1, 3),
+        "persistent": st.booleans(),
+        "method": st.just("fork"),
+        "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
+        "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
+        "switches": st.dictionaries(STEPS, st.integers(0, 3), max_size=4),
     }
-    job = job | {"switches": switches}
-    if job["order"] == "lists" and job["bad"]:
-        job = job | {"bad": ()}
-    plain, generator = made_loader(job)
-    expected = seen_by(plain, plain, generator, job)
-    own, generator = made_loader(job)
-    switching = SwitchingLoader(own)
-    seen = seen_by(switching, own, generator, job, switching.switch)
-    switching.close()
-    return seen, expected
-
-
+).map(without_what_depends_on_workers_in_torch)
 JOB = {
     "generator": False, "order": "shuffle", "num_workers": 2, "prefetch_factor": 2, "persistent": False,
-    "method": "fork", "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): {"num_workers": 3}},
+    "method": "fork", "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): 3},
 }  # fmt: skip
 
 
-@FEW
-@given(JOBS)
-@example(JOB | {"order": "counted", "switches": {(0, 1): {"num_workers": 1}}})
-@example(JOB | {"generator": True, "epochs": [1, WHOLE], "switches": {(0, 0): {"num_workers": 1}}})
+def replaying(loader, switches):
+    """A tuner of the loader which repeats them, and its account."""
+    num_workers = loader.num_workers
+    account, replayed = (Account(name="", own_workers=num_workers, num_workers=num_workers) for _ in range(2))
+    replayed.switches = [
+        {"epoch": epoch, "batch": batch, "num_workers": number} for (epoch, batch), number in sorted(switches.items())
+    ]
+    return Tuner(account, loader, Options(), replayed), account
+
+
+def both_see(job, way):
+    """What the loop sees with switches, and without."""
+    if job["order"] == "lists":
+        job = job | {"bad": ()}
+    fewest = min(1, job["num_workers"])  # a loader with workers never goes on without
+    job = job | {"switches": {at: max(fewest, number) for at, number in job["switches"].items()}}
+    plain, generator = made_loader(job)
+    expected = seen_by(plain, plain, generator, job)
+    own, generator = made_loader(job)
+    if way == "switched":
+        switching = Switching(own)
+        seen = seen_by(switching, own, generator, job, switching.switch)
+        switching.close()
+        return seen, expected
+    tuner, account = replaying(own, job["switches"])
+    own._get_iterator = lambda: begun_by(tuner, own)
+    seen = seen_by(own, own, generator, job)
+    if own._iterator is not None:
+        own._iterator._shutdown_workers()
+    assert job["bad"] or account.reason is None, account.reason
+    return seen, expected
+
+
+@pytest.mark.parametrize("way", ["switched", "replayed by a tuner"])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(job=JOBS)
+@example(JOB | {"order": "counted", "switches": {(0, 1): 1}})
+@example(JOB | {"generator": True, "epochs": [1, WHOLE], "switches": {(0, 0): 1}})
 @example(JOB | {"persistent": True, "switches": {}})
-@example(JOB | {"switches": {}})
-def test_a_loop_sees_what_it_would_see_without_switches(job):
-    seen, expected = both_see(job)
+@example(JOB | {"num_workers": 0, "switches": {(0, 0): 2, (0, 7): 0, (1, 3): 1}})
+@example(JOB | {"persistent": True, "bad": (30,), "switches": {(0, 4): 3, (1, 4): 1}})
+@example(JOB | {"epochs": [5, WHOLE], "order": "batch_sampler", "switches": {(0, 5): 3}})
+def test_a_loop_sees_what_it_would_see_without_switches(way, job):
+    seen, expected = both_see(job, way)
     assert seen == expected
 
 
 @pytest.mark.parametrize(("method", "num_epochs"), [("forkserver", 2), ("spawn", 1)])
 def test_other_start_methods(method, num_epochs):
-    switches = {(0, 3): {"num_workers": 2}, (1, 2): {"num_workers": 1}}
     job = JOB | {"num_workers": 1, "method": method, "persistent": num_epochs > 1, "generator": True}
-    job |= {"switches": switches, "epochs": [WHOLE] * num_epochs}
-    seen, expected = both_see(job)
+    seen, expected = both_see(job | {"switches": {(0, 3): 2, (1, 2): 1}, "epochs": [WHOLE] * num_epochs}, "switched")
     assert seen == expected
 
 
-class Plain(Rows):
-    """The same without random numbers, so that the training process may load it as well as workers do."""
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
-
-
-@FEW
-@given(
-    num_workers=st.integers(0, 2),
-    drop_last=st.booleans(),
-    switches=st.dictionaries(
-        st.integers(0, 15),
-        st.fixed_dictionaries({}, optional={"num_workers": st.integers(0, 2), "in_order": st.booleans()}),
-        min_size=1,
-        max_size=4,
-    ),
-)
-def test_any_change_of_workers_delivers_each_sample_once(num_workers, drop_last, switches):
-    loader = SwitchingLoader(DataLoader(Plain(), batch_size=7, num_workers=num_workers, drop_last=drop_last))
-    seen, batches, step = [], iter(loader), 0
-    while True:
-        if step in switches:
-            change = switches[step]
-            if num_workers and change.get("num_workers") == 0:
-                with pytest.raises(ValueError, match="has workers"):
-                    loader.switch(**change)
-            else:
-                loader.switch(**change)
-        batch = next(batches, None)
-        if batch is None:
-            break
-        seen += batch.tolist()
-        step += 1
-        assert len(batches) >= step
-    assert len(batches) == step
-    dropped = LENGTH - len(seen)
-    assert dropped == (LENGTH % 7 if drop_last else 0)
-    assert sorted(seen) == list(range(LENGTH - dropped))
-    if all(each.get("in_order", True) for each in switches.values()):
-        assert seen == sorted(seen)
-    assert loader.counters.num_samples == len(seen)
+@pytest.mark.parametrize(("num_workers", "others"), [(0, 2), (1, 3), (2, 1)])
+def test_batches_out_of_order_come_once_and_those_of_one_worker_stay_in_order(num_workers, others):
+    plain = DataLoader(Rows(), batch_size=7, num_workers=num_workers, in_order=False, drop_last=True)
+    loader = Switching(plain)
+    batches = iter(loader)
+    seen = next(batches)[:, 0].tolist()
+    loader.switch(others)
+    seen += [index for batch in batches for index in batch[:, 0].tolist()]
+    assert sorted(seen) == list(range(LENGTH - LENGTH % 7))
+    assert num_workers > 1 or seen == sorted(seen)
+    assert batches.batch_size() == 7
     assert loader.withdrawn == []
+    if num_workers:
+        with pytest.raises(ValueError, match="has workers"):
+            loader.switch(0)
+
+
+def test_a_run_that_is_repeated_switches_where_the_result_says_and_draws_the_same():
+    def run():
+        torch.manual_seed(1)
+        loader = DataLoader(Random(), 4, num_workers=1)
+        tuner, account = replaying(loader, {(0, 5): 3})
+        found = [batch.tolist() for batch in begun_by(tuner, loader)]
+        assert account.switches == [{"epoch": 0, "batch": 5, "num_workers": 3}]
+        return found
+
+    assert run() == run()

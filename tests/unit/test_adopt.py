@@ -32,13 +32,8 @@ def test_the_arguments_are_the_winners_and_nothing_is_said(result: TuningResult)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = best_loader_kwargs(KEPT, strict=True)
-    assert found == {
-        "batch_size": 256,
-        "num_workers": 16,
-        "pin_memory": True,
-        "prefetch_factor": 2,
-        "persistent_workers": True,
-    }
+    others = {"pin_memory": True, "prefetch_factor": 2, "persistent_workers": True}
+    assert found == {"batch_size": 256, "num_workers": 16, **others}
 
 
 def test_another_machine_is_a_warning_that_names_each_difference(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
 from loadtune import UsageError
 from loadtune.records.config import LoaderConfig, TrialConfig
@@ -32,11 +32,6 @@ class Stream(IterableDataset[int]):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return iter(range(first, 24, step))
-
-
-class Backwards(SequentialSampler):
-    def __iter__(self):
-        return iter(range(len(self.data_source) - 1, -1, -1))
 
 
 class Growing(BatchSampler):
@@ -75,14 +70,12 @@ def drawn(loader) -> list[int]:
     return [int(each) for batch in loader for each in batch]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["seeded", "sampler", "batch_sampler", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["seeded", "batch_sampler", "stream"])
 def test_the_same_samples_come_in_the_same_order(kind: str, num_workers: int) -> None:
     def made() -> "DataLoader[int]":
         if kind == "seeded":
             return DataLoader(Numbers(), 8, shuffle=True, generator=torch.Generator().manual_seed(3))
-        if kind == "sampler":
-            return DataLoader(Numbers(), 8, sampler=Backwards(Numbers()))
         if kind == "batch_sampler":
             return DataLoader(Numbers(), batch_sampler=Growing())
         return DataLoader(Stream(), 8)

@@ -7,10 +7,10 @@ import random
 import pytest
 from page_rig import GOLDEN as KEPT
 
-from loadtune.checking import MIN_RUNS, answer_of, outcome_of
+from loadtune.checking import MIN_RUNS, answer_of, judged
 from loadtune.errors import ResultError
 from loadtune.records.measurement import Measurement, Window
-from loadtune.records.result import Finalist, TuningResult, Unconfirmed
+from loadtune.records.result import Finalist, Unconfirmed
 from loadtune.report.compare import mean_of, ratio_of
 from loadtune.report.store import load_result
 
@@ -25,8 +25,8 @@ def around(mean: float, num: int = 4) -> list[Measurement]:
 
 
 def outcome(runs: list[Measurement], tolerance: float = 0.05, then: list[Measurement] | None = None) -> str:
-    ratio = ratio_of(mean_of(then or around(1000.0, 3)), mean_of(runs)) if runs else None
-    return outcome_of(ratio, len(runs), tolerance)
+    ratio = ratio_of(mean_of(then or around(1000.0, 3)), mean_of(runs))
+    return judged(ratio, len(runs), tolerance)[0]
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,23 @@ def test_nothing_is_said_of_too_few_runs() -> None:
     assert outcome(around(500.0, MIN_RUNS)) == "fell"
 
 
-def test_a_baseline_without_repeats_is_refused_and_told_what_to_do() -> None:
-    result: TuningResult = load_result(KEPT)
-    assert result.best is not None
-    once = Finalist(config=result.best.config, runs=(run_at(1000.0),))
-    with pytest.raises(ResultError, match=r"by one run, and no other finalist by more.*--time-budget above"):
-        answer_of(dataclasses.replace(result, finalists=(once,)))
+WIDE = Unconfirmed(reason="wide_interval", explanation="Its interval includes 0.")
 
 
-def test_a_baseline_that_is_not_confirmed_is_refused_and_says_why() -> None:
-    result: TuningResult = load_result(KEPT)
+@pytest.mark.parametrize(
+    ("num_runs", "doubt", "told"),
+    [
+        (1, None, "by one run, and no other finalist by more.*--time-budget above"),
+        (4, WIDE, r"is not confirmed, so no check could tell\. Its interval includes 0"),
+    ],
+)
+def test_a_baseline_without_repeats_or_not_confirmed_is_refused(
+    num_runs: int, doubt: Unconfirmed | None, told: str
+) -> None:
+    result = load_result(KEPT)
     assert result.best is not None
-    why = Unconfirmed(reason="wide_interval", explanation="Its interval includes 0.")
-    doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0)), unconfirmed=why)
-    with pytest.raises(ResultError, match=r"is not confirmed, so no check could tell\. Its interval includes 0"):
+    doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0, num_runs)), unconfirmed=doubt)
+    with pytest.raises(ResultError, match=told):
         answer_of(dataclasses.replace(result, finalists=(doubted,)))
 
 
@@ -65,7 +68,7 @@ def test_looking_after_every_run_calls_the_truth_wrong_as_seldom_as_it_says() ->
         then = [run_at(1000.0 * math.exp(random_.gauss(0, 0.04))) for _ in range(6)]
         for truth, mistaken in ((1.0, "fell"), (0.80, "held")):
             runs: list[Measurement] = []
-            while len(runs) < 8 and outcome(runs, 0.10, then) == "unclear":
+            while not runs or (len(runs) < 8 and outcome(runs, 0.10, then) == "unclear"):
                 runs.append(run_at(truth * 1000.0 * math.exp(random_.gauss(0, 0.04))))
             wrong[mistaken] += outcome(runs, 0.10, then) == mistaken
     assert max(wrong.values()) <= 0.04 * 150

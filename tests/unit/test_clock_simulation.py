@@ -3,11 +3,11 @@ and steps."""
 
 import random
 import statistics
-import sys
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import Any
 
 import pytest
 
@@ -16,8 +16,7 @@ from loadtune.records.measurement import Window, samples_per_s
 from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment
 from loadtune.training.loop import WindowRule
 
-NUM_WORKERS, PREFETCH = 16, 2
-MAX_S = SEGMENT_S
+NUM_WORKERS = 16
 Seconds = Callable[[random.Random, float], float]
 """Of one batch that begins at this time."""
 
@@ -45,15 +44,16 @@ class Pipeline:
     """When the thread is."""
     begins: float = 0.0
     """When the first batch is asked for: late, and the queue is full."""
+    prefetch: int = 2
 
     def run(self, seconds: float, seed: int) -> "Pipeline":
         chance, now, unpinned = random.Random(seed), self.begins, list[tuple[float, int]]()
-        for number in range(NUM_WORKERS * PREFETCH):
+        for number in range(NUM_WORKERS * self.prefetch):
             heappush(unpinned, (self.make_one(chance, number, 0.0), number))
         while now < self.begins + seconds:
             self.asked.append(now)
             self.handed.append(self.hand_out(chance, len(self.handed), unpinned))
-            further = len(self.asked) - 1 + NUM_WORKERS * PREFETCH
+            further = len(self.asked) - 1 + NUM_WORKERS * self.prefetch
             heappush(unpinned, (self.make_one(chance, further, self.handed[-1]), further))
             now = self.handed[-1] + self.step(chance, self.handed[-1])
         return self
@@ -123,68 +123,16 @@ class WithoutThread(Pipeline):
 
 def trial(pipeline: Pipeline, seed: int) -> list[Window]:
     """The windows that count."""
-    loader = LoaderConfig(batch_size=1, num_workers=NUM_WORKERS, prefetch_factor=PREFETCH)
-    segment = Segment(loader, MAX_S)
+    loader = LoaderConfig(batch_size=1, num_workers=NUM_WORKERS, prefetch_factor=pipeline.prefetch)
+    segment = Segment(loader, SEGMENT_S)
     for window in pipeline.run(25.0, seed).windows():
         if not segment.add(window):
             return segment.kept
     raise AssertionError("it wanted more")
 
 
-def trained_per_s(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> float:
-    minutes = kind(**parts).run(600.0, seed=0)
-    return len(minutes.handed) / minutes.handed[-1]
-
-
-def told(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> float:
-    """What trials tell on average, of what minutes of the same pipeline train."""
-    rates = [samples_per_s(trial(kind(**parts), seed)) for seed in range(1, 31)]
-    return statistics.fmean(rates) / trained_per_s(parts, kind)
-
-
 def in_turn(slow: float, fast: float, period: float) -> Seconds:
     return lambda chance, at: slow if at % period < period / 2 else fast
-
-
-PINNING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.075, 0.3), "step": about(0.05)}
-"""The thread is the wall, by far."""
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param(PINNING, id="pinning"),
-        pytest.param({"make": about(1.3, 0.2), "pin": about(0.07, 0.3), "step": about(0.05)}, id="workers"),
-        pytest.param({"make": about(0.9), "pin": about(0.05), "step": about(0.08)}, id="steps"),
-        pytest.param({"make": about(1.15, 0.2), "pin": about(0.07, 0.3), "step": about(0.05)}, id="workers-or-pinning"),
-        pytest.param({"make": about(1.1, 0.2), "pin": about(0.068, 0.3), "step": about(0.066, 0.2)}, id="all-alike"),
-        pytest.param({"make": about(1.1, 0.2), "pin": in_turn(0.09, 0.05, 1.6), "step": about(0.05)}, id="two-speeds"),
-    ],
-)
-def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(parts: dict[str, Seconds]) -> None:
-    assert told(parts) == pytest.approx(1.0, abs=0.02)
-
-
-TAKING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.06, 0.3), "step": about(0.015)}
-"""The training process is the wall, and spends its time on taking batches over."""
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param(TAKING, id="taking"),
-        pytest.param({"make": about(0.9), "pin": about(0.075, 0.3), "step": about(0.001)}, id="nothing-but-taking"),
-        pytest.param({"make": about(0.9), "pin": about(0.002), "step": about(0.08)}, id="steps"),
-        pytest.param({"make": about(0.9), "pin": about(0.04), "step": about(0.04)}, id="taking-and-steps"),
-        pytest.param({"make": about(1.2, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}, id="all-alike"),
-    ],
-)
-def test_a_trial_without_a_pinning_thread_tells_what_minutes_train(parts: dict[str, Seconds]) -> None:
-    assert told(parts, kind=WithoutThread) == pytest.approx(1.0, abs=0.02)
-
-
-def by_the_queue(kept: list[Window]) -> float:
-    return samples_per_s([replace(window, num_taken=None) for window in kept])
 
 
 def late(mean: float, times: float, share: float) -> Seconds:
@@ -192,27 +140,44 @@ def late(mean: float, times: float, share: float) -> Seconds:
     return lambda chance, at: mean * chance.lognormvariate(-0.005, 0.1) * (times if chance.random() < share else 1.0)
 
 
-def test_a_batch_that_is_late_is_not_taken_for_work_of_the_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes all others on the way, sets them aside and waits: told 0.87 by a look before each batch alone."""
-    monkeypatch.setattr(sys.modules[__name__], "PREFETCH", 4)
-    parts: dict[str, Seconds] = {"make": late(0.9, 5.0, 0.03), "pin": about(0.005), "step": about(0.07)}
-    assert told(parts, kind=WithoutThread) == pytest.approx(1.0, abs=0.03)
+def begun_late(batch_s: float, faster: float) -> tuple[Seconds, Seconds, Seconds]:
+    """Workers have nothing in the making when training begins: told 0.8 to 0.96 where nothing is left out."""
+    step_s = faster * batch_s / NUM_WORKERS
+    return about(batch_s), about(step_s / 10), about(step_s, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "more", "leeway"),
+    [
+        pytest.param(kind, parts, more, leeway, id=f"{kind.__name__}-{name}")
+        for kind, name, parts, more, leeway in [
+            (Pipeline, "pinning", (about(0.9), about(0.075, 0.3), about(0.05)), {}, 0.02),
+            (Pipeline, "workers", (about(1.3, 0.2), about(0.07, 0.3), about(0.05)), {}, 0.02),
+            (Pipeline, "all-alike", (about(1.1, 0.2), about(0.068, 0.3), about(0.066, 0.2)), {}, 0.02),
+            (Pipeline, "two-speeds", (about(1.1, 0.2), in_turn(0.09, 0.05, 1.6), about(0.05)), {}, 0.02),
+            (Pipeline, "full-queue-fast-workers", begun_late(1.4, 2.0), {"begins": 60.0}, 0.03),
+            (Pipeline, "full-queue-slow-workers", begun_late(3.0, 0.8), {"begins": 60.0}, 0.03),
+            (WithoutThread, "nothing-but-taking", (about(0.9), about(0.075, 0.3), about(0.001)), {}, 0.02),
+            (WithoutThread, "steps", (about(0.9), about(0.002), about(0.08)), {}, 0.02),
+            (WithoutThread, "taking-and-steps", (about(0.9), about(0.04), about(0.04)), {}, 0.02),
+            (WithoutThread, "all-alike", (about(1.2, 0.2), about(0.06, 0.3), about(0.015)), {}, 0.02),
+            # Told 0.87 by a look before each batch alone: it takes all others on the way, sets them aside and waits.
+            (WithoutThread, "late-batch", (late(0.9, 5.0, 0.03), about(0.005), about(0.07)), {"prefetch": 4}, 0.03),
+        ]
+    ],
+)
+def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(
+    kind: type[Pipeline], parts: tuple[Seconds, Seconds, Seconds], more: dict[str, Any], leeway: float
+) -> None:
+    minutes = kind(*parts, prefetch=more.get("prefetch", 2)).run(600.0, seed=0)
+    told = statistics.fmean(samples_per_s(trial(kind(*parts, **more), seed)) for seed in range(1, 31))
+    assert told / (len(minutes.handed) / minutes.handed[-1]) == pytest.approx(1.0, abs=leeway)
 
 
 @pytest.mark.parametrize("make_s", [1.3, 2.4])
 def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall(make_s: float) -> None:
-    parts: dict[str, Seconds] = {"make": about(make_s, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}
-    trials = [trial(WithoutThread(**parts), seed) for seed in range(1, 31)]
-    by_queue = statistics.fmean(map(by_the_queue, trials))
-    assert statistics.fmean(map(samples_per_s, trials)) == pytest.approx(by_queue, rel=0.005)
-
-
-@pytest.mark.parametrize("batch_s", [1.4, 3.0])
-@pytest.mark.parametrize("faster", [2.0, 0.8])
-def test_a_queue_that_was_full_does_not_make_workers_slow(batch_s: float, faster: float) -> None:
-    """They have nothing in the making when training begins: told 0.8 to 0.96 where nothing is left out."""
-    step_s = faster * batch_s / NUM_WORKERS
-    parts: dict[str, Seconds] = {"make": about(batch_s), "pin": about(step_s / 10), "step": about(step_s, 0.03)}
-    full = [trial(Pipeline(**parts, begins=60.0), seed) for seed in range(1, 41)]
-    rates = [samples_per_s(kept) for kept in full]
-    assert statistics.fmean(rates) / trained_per_s(parts) == pytest.approx(1.0, abs=0.03)
+    parts = about(make_s, 0.2), about(0.06, 0.3), about(0.015)
+    trials = [trial(WithoutThread(*parts), seed) for seed in range(1, 31)]
+    by_queue = [[replace(window, num_taken=None) for window in kept] for kept in trials]
+    rates, by_the_queue = (statistics.fmean(map(samples_per_s, each)) for each in (trials, by_queue))
+    assert rates == pytest.approx(by_the_queue, rel=0.005)

@@ -1,4 +1,4 @@
-"""Why the time budget ended a run, in words; and the log that the words name is kept."""
+"""Why the time budget ended a run, in words; the log that the words name is kept."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,21 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from loadtune.errors import OutOfTimeError
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrialFailure
-from loadtune.records.result import Trial
 from loadtune.report.store import LOG_FILE, run_folder
 from loadtune.tuner import ended_text
 
 STUCK = OutOfTimeError("", stuck="dataset[41] (in a batch of 16: 7, 41, …) did not return for 12 s, in a worker")
 
 
-def ending(end: OutOfTimeError, folder: Path = Path("run"), *, failure: TrialFailure | None = None) -> str:
+def ending(end: OutOfTimeError, *failures: TrialFailure) -> str:
     """Of a run that built its workload and measured nothing."""
-    config = TrialConfig(loader=LoaderConfig(batch_size=16), recipe=Recipe())
-    trials = [Trial(number=0, origin="start", config=config, failure=failure)] if failure else []
-    given = SimpleNamespace(time_budget_s=20.0)
-    run = SimpleNamespace(config=given, folder=folder, facts=object(), trials=trials, stage_seconds={"start": 12.0})
+    run = SimpleNamespace(
+        config=SimpleNamespace(time_budget_s=20.0),
+        folder=Path("run"),
+        facts=object(),
+        trials=(),
+        failed=[(None, failure) for failure in failures],
+        stage_seconds={"start": 12.0},
+    )
     return ended_text(run, end)  # type: ignore[arg-type]
 
 
@@ -34,7 +36,7 @@ def test_a_sample_that_hangs_is_named_and_no_larger_budget_is_advised() -> None:
 
 def test_trials_that_hung_are_told_and_no_larger_budget_is_advised() -> None:
     failure = TrialFailure(kind="hang", phase="first batch", message="dataset[41] did not return.")
-    text = ending(OutOfTimeError("", phase="training"), failure=failure)
+    text = ending(OutOfTimeError("", phase="training"), failure)
     assert text == "the time budget of 20 s ended after 1 trial hung: dataset[41] did not return"
 
 

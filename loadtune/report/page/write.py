@@ -1,46 +1,70 @@
-"""Pages on disk: one HTML file each, with templates, style sheet, script and plotly.js inside, whole or not at all.
+"""Pages: what they show as plain data, and on disk as one HTML file each, whole or not at all.
 
-The file asks for nothing from anywhere, and its policy forbids a browser to: no request, and no script but the two
-whose hashes it names. So not even words of a user's that were not escaped would run.
+In: a `TuningResult`, for the answer, its figures and what was tried; or many, for a table of workloads × machines ×
+dates. A file holds style sheet, script and plotly.js. It asks for nothing from anywhere, and its policy forbids a
+browser to: no request, and no script but the two whose hashes it names. So not even words of a user's that were not
+escaped would run.
 """
 
 import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from loadtune.errors import ResultError
-from loadtune.records.result import TuningResult
-from loadtune.report.page.figures import Figure
-from loadtune.report.page.view import board_view, page_view
+from loadtune.records.result import TuningResult, Winner
+from loadtune.report.export import loader_code, step_code
+from loadtune.report.machine import banner, holders_text
+from loadtune.report.page.figures import Panel, figures
+from loadtune.report.sentences import (
+    batch_caution,
+    best_with_changes,
+    bottleneck_sentence,
+    changes_code,
+    keep_text,
+    seen_once,
+    warning,
+)
 from loadtune.report.store import load_result, result_files, write_whole
+from loadtune.report.tables import (
+    Cell,
+    Section,
+    SortedRow,
+    Table,
+    best_and_baseline,
+    interval_cell,
+    number,
+    trial_table,
+)
+from loadtune.report.wording import STAGE_TEXT, limit_text, recipe_line, settings_text
+from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
 
 PAGE_FILE = "report.html"
+MOST_NOTES = 5
 _FILES = Path(__file__).parent / "files"
 
 
 def write_page(result: TuningResult, path: Path) -> Path:
     """One run. Raises ResultError where it cannot be written, or plotly.js is not installed."""
     view = page_view(result)
-    rendered = _rendered("page.html.jinja", view, [chapter.figure for chapter in view.chapters])
-    return write_whole(path, rendered.encode())
+    return write_whole(path, _rendered("page.html.jinja", view, view["figures"]).encode())
 
 
 def write_board(folders: Sequence[Path], path: Path) -> Path:
     """Every result below these folders on one page, which names those that cannot be read."""
-    results: list[TuningResult] = []
-    unread: list[str] = []
+    results, unread = list[TuningResult](), list[str]()
     for file in sorted({file.resolve() for folder in folders for file in result_files(folder)}):
         try:
             results.append(load_result(file))
         except ResultError as error:
             unread.append(str(error))
-    return write_whole(path, _rendered("board.html.jinja", board_view(results, unread), []).encode())
+    return write_whole(path, _rendered("board.html.jinja", board_view(results, unread), {}).encode())
 
 
-def _rendered(template: str, view: object, figures: Sequence[Figure]) -> str:
+def _rendered(template: str, view: Mapping[str, Any], figures: Mapping[str, Sequence[Panel]]) -> str:
     """With plotly.js where there are figures. Raises ResultError where it is not installed."""
     import jinja2
 
@@ -48,7 +72,7 @@ def _rendered(template: str, view: object, figures: Sequence[Figure]) -> str:
         loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     plotly, script = _plotly_js() if figures else "", (_FILES / "page.js").read_text(encoding="utf-8")
-    panels = {f"{figure.key}-{place}": panel for figure in figures for place, panel in enumerate(figure.panels)}
+    panels = {f"{key}-{place}": panel for key, shown in figures.items() for place, panel in enumerate(shown)}
     return environment.get_template(template).render(
         page=view,
         drawn=as_data({key: {"data": panel.data, "layout": panel.layout} for key, panel in panels.items()}),
@@ -82,3 +106,132 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def page_view(result: TuningResult) -> dict[str, Any]:
+    """What the template of a run shows."""
+    best, headline = result.best, "No configuration could be confirmed."
+    if best is not None:
+        headline = f"{'Keep your settings: ' * (best.config == result.yours)}{settings_text(best.config)}"
+    return {
+        "title": f"{result.config.workload.title} on {result.device.name}",
+        "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
+        "warning": warning(result),
+        "headline": headline,
+        "tiles": () if best is None else _tiles(best),
+        "confirmed": best_and_baseline(result),
+        "sections": [Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
+        "code": () if best is None else _code(result, best),
+        "machine": banner(result.host, result.device),
+        "figures": figures(result),
+        "changes": changes_code(result),
+        "limits": limits_table(result),
+        "trials": trial_table(result),
+    }
+
+
+def _tiles(best: Winner) -> tuple[tuple[str, str, str], ...]:
+    """Large figures of the answer: name, value, detail."""
+    half, gain = best.half_width_fraction, best.speedup
+    speedup, detail = "not known", "the baseline was not measured"
+    if gain is not None:
+        speedup, detail = "no difference" if gain.holds(1.0) else ratio_text(gain.value), "too few runs to be sure"
+        if gain.half_width is not None:
+            detail = f"{ratio_text(gain.low)} to {ratio_text(gain.high)} (99%)"
+    interval = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%)"
+    return (
+        ("throughput", rate_text(best.samples_per_s), interval),
+        ("speed-up over the baseline", speedup, detail),
+        ("share of compute-only rate", percent_text(best.compute_fraction), "100%: no loader is faster"),
+    )
+
+
+def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
+    winners = (result.best, result.best_at_your_batch)
+    kept = dict.fromkeys(said for winner in winners if winner and (said := keep_text(result, winner)))
+    notes = result.notes[:MOST_NOTES]
+    if more := result.notes[MOST_NOTES:]:
+        notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
+    return {
+        "Answer": (*kept, *best_with_changes(result), *batch_caution(result)),
+        "Measured once, not confirmed": seen_once(result),
+        "Bottleneck": bottleneck_sentence(result),
+        "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
+        "Time taken": (_took(result),),
+        "Notes": notes,
+    }
+
+
+def _took(result: TuningResult) -> str:
+    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
+    num_failed = sum(trial.failure is not None for trial in result.trials)
+    tried = f"{counted(len(result.trials), 'trial')}{f', of which {num_failed} failed' if num_failed else ''}"
+    return f"{seconds_text(result.seconds)}: {stages or 'nothing was measured'}; {tried}."
+
+
+def _code(result: TuningResult, best: Winner) -> list[Section]:
+    """At the user's batch size only what differs from the best."""
+    winners = {"": best} | ({" at your batch size": each} if (each := result.best_at_your_batch) else {})
+    blocks = dict[str, str]()
+    for where, winner in winners.items():
+        blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
+        blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
+    return [Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
+
+
+def limits_table(result: TuningResult) -> Table:
+    """What fits in each precision."""
+    rows = list[tuple[str, ...]]()
+    for each in result.ceilings:
+        sizes = [
+            f"{size:,}{'' if each.verified else ' (predicted)'}" for size in (each.safe_batch_size, each.batch_size)
+        ]
+        held, alone = holders_text(each.others, each.others_bytes), result.compute_only(each.precision)
+        memory = "\n".join(filter(None, (bytes_text(each.budget_bytes), held)))
+        rate = MISSING if alone is None else f"{rate_text(alone.samples_per_s)} at batch {alone.batch_size:,}"
+        rows.append((each.precision, *sizes, limit_text(each.limit, result.device.kind), memory, rate))
+    columns = ("", "safe batch", "largest", "limited by", "memory for training", "compute-only rate")
+    return Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
+
+
+def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> dict[str, Any]:
+    """A row for each result; those of one workload and machine stand together, the newest first.
+
+    ``unread``: files that are no result this loadtune can read, and why.
+    """
+    newest_first = sorted(results, key=lambda one: one.created, reverse=True)
+    num_confirmed = sum(result.best is not None for result in results)
+    return {
+        "title": "Benchmark board",
+        "subtitle": f"{counted(len(results), 'result')}, {num_confirmed} with an answer",
+        "rows": [_row(result) for result in sorted(newest_first, key=lambda one: (_workload(one), _machine(one)))],
+        "unread": unread,
+    }
+
+
+def _row(result: TuningResult) -> SortedRow:
+    best = result.best
+    by_column = {
+        "when (UTC)": Cell(result.created[:16].replace("T", " ")),
+        "workload": Cell(_workload(result)),
+        "machine": Cell(_machine(result)),
+        "samples/s": interval_cell(best.throughput if best else None),
+        "over the baseline": number(best.speedup.value if best and best.speedup else None, ratio_text),
+        "of compute-only": number(best.compute_fraction if best else None, percent_text),
+        "configuration": Cell(settings_text(best.config) if best else MISSING),
+        "host": Cell(result.host.hostname),
+        "torch": Cell(result.host.torch or MISSING),
+    }
+    return SortedRow(outcome="answer" if best else "no answer", by_column=by_column)
+
+
+def _workload(result: TuningResult) -> str:
+    """With what makes another training step of it."""
+    spec = result.config.workload
+    size = "" if spec.image_size is None else f"{spec.image_size} pixels"
+    classes = "" if spec.num_classes is None else counted(spec.num_classes, "class")
+    return ", ".join(filter(None, (spec.title, size, classes, spec.named_optimizer)))
+
+
+def _machine(result: TuningResult) -> str:
+    return f"{result.device.name}, {counted(result.host.num_usable_cores, 'core')}"

@@ -1,6 +1,5 @@
 """The search of a run over measured tables: it ends near the best of each, and closer than chance."""
 
-import random
 import statistics
 from pathlib import Path
 
@@ -19,9 +18,3 @@ def test_the_search_ends_near_the_best_of_a_measured_table(path: Path) -> None:
     by_chance = [replay.replayed(played, "random", most, seed)[1] for seed in SEEDS]
     assert statistics.fmean(regret for _, regret in found) <= 0.03
     assert statistics.fmean(regret for _, regret in found) < statistics.fmean(by_chance)
-
-
-def test_a_replay_is_reproducible() -> None:
-    played = replay.read(TABLES[0])
-    first, again = (replay.by_loadtune(played, 8, random.Random(3)) for _ in range(2))
-    assert first == again

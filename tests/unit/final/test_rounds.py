@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 import pytest
+from fakes import FakeClock
 
 from loadtune.final.rounds import alternate
 from loadtune.final.winner import LOOKS
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
-from loadtune.testing import FakeClock
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
 FAILURE = TrialFailure(kind="crash", phase="training", message="")
@@ -44,7 +44,7 @@ def ran(
         begun + until_s,
         needed=lambda seen, able: needed,
         undecided=undecided,
-        answer_by_s=None if answer_by_s is None else begun + answer_by_s,
+        answer_by_s=begun + (until_s if answer_by_s is None else answer_by_s),
         known=known,
     )
     return [config for config, _ in outcomes]

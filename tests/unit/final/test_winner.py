@@ -1,15 +1,16 @@
 """The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from study_rig import measured
 
 from loadtune.final.doubts import ruled_out
 from loadtune.final.rounds import pick_finalists
-from loadtune.final.winner import LOOKS, Verdict, difference, finalists
+from loadtune.final.winner import LOOKS, Outcome, Verdict, difference, finalists
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial
@@ -33,14 +34,15 @@ def of_workers(rates: dict[int, tuple[float, ...]]) -> tuple[Finalist, ...]:
     return finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
 
 
-def lasting(seconds: float, what: TrialConfig) -> Trial:
-    return Trial(number=0, config=what, origin="search", measurement=replace(measured(1.0), seconds=seconds))
+def judged(outcomes: Sequence[Outcome], yours: TrialConfig | None) -> Verdict:
+    failed = [(what, each) for what, each in outcomes if isinstance(each, TrialFailure)]
+    return Verdict(ruled_out(finalists(outcomes), failed), yours)
 
 
-def picked_in(time_s: float, **more: object) -> tuple[TrialConfig, ...]:
-    """Trials took 10 s. Yours and the small one had none."""
-    trials = [lasting(10.0, what) for what in (LEADER, SECOND, AT_YOURS)]
-    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, trials, smallest=SMALL, spare_s=time_s, **more)
+def picked_in(time_s: float, *wanted: TrialConfig, **more: Any) -> tuple[TrialConfig, ...]:
+    """Each takes 10 s. In any case: the leader, yours."""
+    beside = [(each, time_s) for each in wanted]
+    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, beside, lasts_s=lambda config: 10.0, **more)
 
 
 @pytest.mark.parametrize(
@@ -48,30 +50,21 @@ def picked_in(time_s: float, **more: object) -> tuple[TrialConfig, ...]:
     [
         (80.0, (LEADER, YOURS, SECOND, SMALL)),
         (79.0, (LEADER, YOURS, SECOND)),
-        (59.0, (LEADER, YOURS)),
         (0.0, (LEADER, YOURS)),
     ],
 )
 def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tuple[TrialConfig, ...]) -> None:
-    assert picked_in(time_s) == finalists
+    assert picked_in(time_s, LEADER, SECOND, SMALL) == finalists
 
 
-def test_the_changed_one_and_what_one_would_type_have_all_that_is_left_of_the_budget() -> None:
-    trials = [lasting(10.0, LEADER), lasting(10.0, SECOND)]
-    able = {"changed": AT_YOURS, "typed": SMALL, "spare_s": 0.0}
-    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=80.0, **able) == (LEADER, YOURS, AT_YOURS, SMALL)
-    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=79.0, **able) == (LEADER, YOURS, AT_YOURS)
-    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=59.0, **able) == (LEADER, YOURS)
-
-
-def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_not() -> None:
+def test_two_at_your_batch_and_what_was_measured_before_are_finalists_however_little_time_there_is() -> None:
     at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
-    assert picked_in(0.0, at_your_batch=at_batch) == (LEADER, YOURS, AT_YOURS, config(64, 3))
+    picked = picked_in(0.0, SECOND, at_your_batch=at_batch, kept=[SMALL, LEADER])
+    assert picked == (LEADER, YOURS, AT_YOURS, config(64, 3), SMALL)
 
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
-    trials = [lasting(10.0, what) for what in (YOURS, SECOND)]
-    assert pick_finalists([YOURS, SECOND], YOURS, trials, spare_s=0.0) == (YOURS, SECOND)
+    assert pick_finalists([YOURS, SECOND], YOURS, [], lasts_s=lambda config: 10.0) == (YOURS, SECOND)
 
 
 def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> None:
@@ -90,9 +83,16 @@ def test_a_winner_never_failed_twice_also_where_all_did() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     fast, slow = config(64, 8), config(64, 4)
     outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
-    winner = Verdict(ruled_out(finalists(outcomes)), None).winner()
-    assert winner.config == slow
-    assert Verdict(ruled_out(finalists([*outcomes, (slow, failure)])), None).winner() is None
+    assert judged(outcomes, None).winner().config == slow
+    assert judged([*outcomes, (slow, failure)], None).winner() is None
+
+
+def test_a_loss_that_is_not_finite_rules_out_its_precision_and_in_fp32_every_one() -> None:
+    fp16 = TrialConfig(loader=LoaderConfig(batch_size=32), recipe=Recipe(precision="fp16"))
+    found = finalists([(what, measured(rate)) for what in (YOURS, fp16) for rate in (100.0, 101.0)])
+    bad = TrialFailure(kind="non_finite_loss", phase="training", message="NaN")
+    for failed, ruled in ((replace(fp16, remedies=("a",)), [False, True]), (LEADER, [True, True])):
+        assert [each.unconfirmed is not None for each in ruled_out(found, [(failed, bad)])] == ruled
 
 
 def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
@@ -142,10 +142,10 @@ def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
     steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
     beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
     own = config(64, 0)
-    failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]))
-    assert Verdict(failed, own).undecided() == ()
-    waiting = ruled_out(finalists([*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]))
-    assert set(Verdict(waiting, own).undecided()) == {config(64, 8), own}
+    failed = [*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]
+    assert judged(failed, own).undecided() == ()
+    waiting = [*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]
+    assert set(judged(waiting, own).undecided()) == {config(64, 8), own}
 
 
 def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
@@ -223,11 +223,3 @@ def test_ties_go_to_the_smallest() -> None:
     winner = Verdict(found, None).winner()
     assert winner.config.loader.num_workers == 4
     assert winner.speedup is None
-
-
-def test_finalists_that_may_be_as_fast_are_named() -> None:
-    rates = {8: (1000.0, 1030.0), 4: (960.0, 990.0), 1: (500.0, 505.0)}
-    found = of_workers(rates)
-    winner = Verdict(found, None).winner()
-    assert winner.config.loader.num_workers == 8
-    assert [f.config.loader.num_workers for f in Verdict(found, None).not_told_apart(winner.config)] == [4]

@@ -1,13 +1,20 @@
-"""A process tree that comes and goes, who is who in it, and what it reads from disk."""
+"""A process tree that comes and goes: who is who in it, what it reads, its memory, and when it takes all RAM."""
 
+import mmap
+import os
+from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from loadtune.host import processes as processes_module
-from loadtune.host.processes import WORKER_NAME, ProcessTree, Reads
-from loadtune.host.sensing import Count
+from loadtune.host.memory import Ram
+from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, Reads, anonymous_bytes, proportional_bytes
+from loadtune.host.sensing import Count, Track
+
+MIB = 1 << 20
 
 
 class FakeProcess:
@@ -46,107 +53,147 @@ def worker(pid, **more):
     return FakeProcess(pid, name=WORKER_NAME, **more)
 
 
-@pytest.fixture
-def world(monkeypatch):
+class World:
     """A process table in the test's hands; the training is process 1."""
 
-    made = SimpleNamespace(pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
+    def __init__(self):
+        self.pid, self.table = 1, {1: FakeProcess(1), 2: FakeProcess(2)}
+        self.main = self.table[1]
+        self.training = ProcessTree(lambda: self.pid)
+        self.reads = Reads(self.training)
+        self.tracks, self.at_s = defaultdict(Track), 0.0
+
+    def look(self):
+        """Each figure as the sampler has it."""
+        self.at_s += 0.1
+        self.training.search()
+        for figure, value in self.training.look().items():
+            self.tracks[figure].add(self.at_s, value)
+        return tuple(self.tracks[figure].values[-1] for figure in ProcessTree.figures)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    made = World()
     monkeypatch.setattr(processes_module, "_process", made.table.get)
-    made.training = ProcessTree(lambda: made.pid)
     return made
 
 
-def test_cpu_time_of_bench_and_workers_is_cores(world):
-    main, first = world.table[1], worker(11, cpu_s=50.0)
-    main.below = [first]
-    seen = world.training.look(0.0)
-    assert (seen["training_cpu_cores"], seen["training_rss_bytes"]) == (None, 200)
-    main.cpu_s, first.cpu_s = 0.1, 50.05
-    seen = world.training.look(0.1)
-    assert seen["training_cpu_cores"] == pytest.approx(1.5)
-    assert seen["workers_cpu_cores"] == pytest.approx(0.5)
+def test_cpu_time_of_training_and_workers_is_cores(world):
+    first = worker(11, cpu_s=50.0)
+    world.main.below = [first]
+    assert world.look() == (None, 200, None)
+    world.main.cpu_s, first.cpu_s = 0.1, 50.05
+    assert world.look() == pytest.approx((1.5, 200, 0.5))
 
 
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
-    world.table[1].below = [child]
-    world.training.look(0.0)
+    world.main.below = [child]
+    world.look()
     assert world.training.of("worker") == []
     child.process_name = WORKER_NAME
-    assert world.training.look(0.6)["workers_cpu_cores"] == 0.0
+    world.look()
+    assert world.look()[2] == 0.0
     assert (world.training.of("worker"), world.training.of("other")) == ([child], [])
 
 
 @pytest.mark.parametrize("waited_s", [(0.0, 50.01), (50.01, 50.01), (0.0, 0.0)])
 def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
     """The kernel adds what it used to its parent's account of children, at once or a moment later; or nobody waits."""
-    main, first = world.table[1], worker(11, cpu_s=50.0)
-    main.below = [first]
-    world.training.look(0.0)
+    first = worker(11, cpu_s=50.0)
+    world.main.below = [first]
+    world.look()
     used_s = 0.0
-    for number, main.waited_s in enumerate(waited_s, 1):
-        main.cpu_s, first.gone = 0.1 * number, True
-        seen = world.training.look(0.1 * number)
-        used_s += 0.1 * seen["training_cpu_cores"]
-        assert (seen["workers_cpu_cores"], seen["training_rss_bytes"]) == (None, 100)
+    for number, world.main.waited_s in enumerate(waited_s, 1):
+        world.main.cpu_s, first.gone = 0.1 * number, True
+        training, rss, workers = world.look()
+        used_s += 0.1 * training
+        assert (rss, workers) == (100, None)
     assert used_s == pytest.approx(0.2 + max(0.0, waited_s[1] - 50.0))
 
 
 def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(world):
     first = worker(11)
-    world.table[1].below = [first]
-    world.training.look(0.0)
+    world.main.below = [first]
+    world.look()
     first.cpu_s, first.waited_s = 0.01, 0.07
-    seen = world.training.look(0.1)
-    assert (seen["training_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
+    assert world.look()[0] == pytest.approx(0.8)
 
 
-def test_a_replaced_bench_is_followed_at_once(world):
-    world.training.look(0.0)
+def test_a_replaced_training_process_is_followed_at_once_and_none_is_no_figure(world):
+    world.main.cpu_s = 5.0
+    world.look()
+    world.main.cpu_s = 5.1
+    world.look()
     world.pid, world.table[2].cpu_s = 2, 30.0
-    seen = world.training.look(0.1)
-    assert (seen["training_cpu_cores"], seen["training_rss_bytes"]) == (None, 100)
+    assert world.look() == (None, 100, None)
     world.table[2].cpu_s = 30.1
-    assert world.training.look(0.2)["training_cpu_cores"] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("pid", [None, 99])
-def test_no_bench_is_no_figure(world, pid):
-    world.pid = pid
-    assert set(world.training.look(0.0).values()) == {None}
+    assert world.look()[0] == pytest.approx(1.0)
+    for world.pid in (None, 99):
+        assert world.look() == (None, None, None)
     world.pid = 1
-    assert world.training.look(1.0)["training_rss_bytes"] == 100
+    assert world.look()[1] == 100
 
 
 def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     """The kernel adds what an ended process has read to its parent's account, a moment later."""
-    main, first = world.table[1], worker(11, read=1000)
-    main.below = [first]
-    disk = Reads(world.training)
+    first = worker(11, read=1000)
+    world.main.below = [first]
 
-    def look(now_s):
-        world.training.look(now_s)
-        return disk.look(now_s)["disk_read_bytes_per_s"]
+    def look():
+        world.look()
+        return world.reads.look()["disk_read_bytes_per_s"]
 
-    assert look(0.0) == Count(1000)
+    assert look() == Count(1000)
     first.read = 1500
-    assert look(1.0) == Count(1500)
+    assert look() == Count(1500)
     first.gone = True
-    assert look(2.0) == Count(1500)
-    main.read = 1700  # its own 200 and the worker's 1500
-    assert look(3.0) == Count(1700)
+    assert look() == Count(1500)
+    world.main.read = 1700  # its own 200 and the worker's 1500
+    assert look() == Count(1700)
     world.pid = 2
-    assert look(4.0) is None
+    assert look() is None
 
 
 def test_what_workers_read_from_files_is_theirs_alone(world):
     """Batches that the training process reads from their pipes are none, nor what it is charged for as they end."""
-    main, first, later = world.table[1], worker(11), worker(12, read=50)
-    reads, seen = Reads(world.training), []
-    both = [first, later]
-    looks = ((0.0, 0, 100, [first]), (1.0, 0, 300, [first]), (2.0, 900, 400, both := [first, later]))
-    for now_s, main.read, first.read, main.below in (*looks, (3.0, 1800, 500, both), (4.0, 2100, 500, [])):
+    main, first, later = world.main, worker(11), worker(12, read=50)
+    seen = []
+    looks = ((0, 100, [first]), (0, 300, [first]), (900, 400, both := [first, later]), (1800, 500, both))
+    for main.read, first.read, main.below in (*looks, (2100, 500, [])):
         first.gone = later.gone = not main.below
-        world.training.look(now_s)
-        seen.append(reads.look(now_s)["file_read_bytes_per_s"])
+        world.look()
+        seen.append(world.reads.look()["file_read_bytes_per_s"])
     assert seen == [Count(1000), Count(3000), None, Count(5500), None]
+
+
+@pytest.mark.parametrize("read", [anonymous_bytes, proportional_bytes])
+def test_objects_count_and_a_file_that_is_mapped_does_not(tmp_path: Path, read):
+    (tmp_path / "samples").write_bytes(b"x" * 64 * MIB)
+    with (tmp_path / "samples").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = read(os.getpid())
+        assert sum(mapped[at] for at in range(0, len(mapped), 4096))
+        assert read(os.getpid()) - before < 16 * MIB
+        kept = b"y" * 64 * MIB
+        assert read(os.getpid()) - before > 48 * MIB
+        del kept
+
+
+def guard_over(available, held):
+    """Both are read once as the guard is made, then at each look; a second passes in between."""
+    moments, ram, own = iter(range(100)), iter(available), iter(held)
+    return RamGuard(
+        1,
+        ram=lambda: Ram(total_bytes=1000, limit_bytes=1000, available_bytes=next(ram)),
+        held=lambda pid, of: next(own),
+        now=lambda: next(moments),
+    )
+
+
+def test_ram_that_runs_out_because_of_the_processes_is_told_and_others_end_nothing():
+    guard = guard_over(available=[800, 400, 51, 49], held=[100, 820])
+    assert [guard.look(), guard.look()] == [None, None]
+    short = guard.look()
+    assert (short.grown_bytes, short.available_bytes, short.limit_bytes) == (720, 49, 1000)
+    assert guard_over(available=[800, 40], held=[100, 200]).look() is None

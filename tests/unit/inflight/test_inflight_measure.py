@@ -15,26 +15,23 @@ def reading(steps, num_workers=1):
     return kept.reading()
 
 
-def test_a_loop_that_waits_needs_as_many_workers_as_are_busy_at_a_time():
-    found = reading([(0.09, 0.01, 0)] * 24)
-    assert found.total_s == pytest.approx(0.1)
-    assert found.waits
-    assert needed(Work(load_s=0.1, cpu_s=0.01), found.step_s) == 11
+BURST = [(0.02, 0.0, 0)] * 3 + [(0.02, 0.04, 0)]
 
 
-def test_taking_a_batch_that_stands_ready_is_no_wait():
-    found = reading([(0.001, 0.01, 5)] * 24)
-    assert found.handover_s == pytest.approx(0.001)
-    assert not found.waits
-
-
-def test_less_than_half_a_millisecond_is_left_alone():
-    assert not reading([(0.0004, 0.001, 0)] * 24).waits
-
-
-def test_accumulated_gradients_take_batches_in_bursts_and_count_by_their_mean():
-    burst = [(0.02, 0.0, 0)] * 3 + [(0.02, 0.04, 0)]
-    assert reading(burst * 8).step_s == pytest.approx(0.01)
+@pytest.mark.parametrize(
+    ("steps", "waits", "step_s", "num_needed"),
+    [
+        ([(0.09, 0.01, 0)] * 24, True, 0.01, 11),
+        ([(0.001, 0.01, 5)] * 24, False, 0.01, 11),  # taking a batch that stands ready is no wait
+        ([(0.0004, 0.001, 0)] * 24, False, 0.001, 110),  # less than half a millisecond is left alone
+        (BURST * 8, True, 0.01, 11),  # accumulated gradients take batches in bursts, and count by their mean
+    ],
+)
+def test_a_loop_that_waits_needs_as_many_workers_as_are_busy_at_a_time(steps, waits, step_s, num_needed):
+    found = reading(steps)
+    assert found.waits is waits
+    assert found.step_s == pytest.approx(step_s)
+    assert needed(Work(load_s=0.1, cpu_s=0.01), found.step_s) == num_needed
 
 
 def test_a_validation_between_two_steps_is_no_step():
@@ -57,16 +54,11 @@ def test_workers_that_take_long_to_start_must_gain_more_than_that_in_what_is_lef
     def start_s(number):
         return 1.5 * number
 
-    assert best_number(WAITING, work, 64, math.inf, start_s)[0] == 11
+    assert [best_number(WAITING, work, most, math.inf, start_s)[0] for most in (64, 2)] == [11, 2]
     few, saved_s = best_number(WAITING, work, 64, 400, start_s)
     assert 2 <= few <= 6
     assert saved_s > 0
     assert best_number(WAITING, work, 64, 10, start_s)[1] <= 0
-
-
-def test_a_bound_holds():
-    work = Work(load_s=0.1, cpu_s=0.1)
-    assert best_number(WAITING, work, 2, math.inf, lambda number: 0.0)[0] == 2
 
 
 def test_a_worker_that_queued_for_a_core_would_use_all_of_one():

@@ -30,3 +30,4 @@ def test_a_rank_that_is_started_again_finds_what_its_machine_had_found(tmp_path:
     file = account.learnt_file(one, str(tmp_path))
     assert file is not None
     assert file.parent == tmp_path / "found"
+    assert file != account.learnt_file(one, str(tmp_path), 9), "another length is another dataset"

@@ -6,6 +6,7 @@ import pytest
 
 from loadtune.inflight import environment as placement
 from loadtune.inflight import ranks
+from loadtune.inflight.measure import Reading, Work
 from loadtune.inflight.ranks import Word, cores_of, differences
 
 
@@ -13,25 +14,18 @@ def word(rank: int, cpu_s: float | None = None, **more: object) -> Word:
     return Word(rank=rank, cores="node 0-15", num_cores=16, cpu_s=cpu_s, **more)  # type: ignore[arg-type]
 
 
-def test_a_rank_that_has_measured_nothing_has_its_equal_share_but_for_a_core_to_train_on() -> None:
-    assert cores_of(word(0), [], 4.0) == 3.0
-    assert cores_of(word(0), [word(1, 2.0)], 8.0) == 7.0
-    assert cores_of(word(0), [], 0.5) == 0.25, "more ranks than cores"
-
-
-def test_ranks_that_have_told_nothing_need_what_the_others_need() -> None:
-    assert cores_of(word(0, 1.0), [], 4.0) == 3.0
-    assert cores_of(word(0, 1.0), [word(1, 3.0)], 4.0) == 1.5
-
-
-def test_cores_are_shared_out_by_need_and_all_but_those_of_training_are_given() -> None:
-    words = [word(0, 2.0), word(1, 1.0)]
-    assert [cores_of(each, words, 8.0) for each in words] == pytest.approx([14 * 2 / 3, 14 / 3])
-
-
-def test_ranks_with_cores_of_their_own_share_nothing() -> None:
-    other = Word(rank=1, cores="node 16-31", num_cores=16, cpu_s=2.0)
-    assert cores_of(word(0, 20.0), [word(0, 20.0), other], 16.0) == 15.0
+@pytest.mark.parametrize(
+    ("own_s", "others", "equal", "cores"),
+    [(None, [], 4.0, 3.0), (None, [2.0], 8.0, 7.0), (None, [], 0.5, 0.25), (1.0, [3.0], 4.0, 1.5),
+     (2.0, [1.0], 8.0, 14 * 2 / 3)],
+)  # fmt: skip
+def test_cores_are_shared_out_by_need_and_one_core_trains(
+    own_s: float | None, others: list[float], equal: float, cores: float
+) -> None:
+    """Who has measured nothing needs what the others need."""
+    assert cores_of(word(0, own_s), [word(1, other) for other in others], equal) == pytest.approx(cores)
+    elsewhere = Word(rank=2, cores="node 16-31", num_cores=16, cpu_s=2.0)
+    assert cores_of(word(0, 20.0), [word(0, 20.0), elsewhere], 16.0) == 15.0, "it has cores of its own"
 
 
 def test_a_rank_that_loads_slowly_or_waits_alone_is_named() -> None:
@@ -68,47 +62,41 @@ def test_ranks_of_a_machine_by_launcher(
     assert placement.num_local_ranks() == expected
 
 
-class Store:
-    """As torch's: asking for what nobody set would block."""
+class Store(dict[str, str]):
+    """As torch's: asking for what nobody set would block, and raises here."""
 
-    def __init__(self) -> None:
-        self.words: dict[str, str] = {}
-        self.is_gone = False
+    is_gone = False
 
     def set(self, key: str, value: str) -> None:
         if self.is_gone:
             raise RuntimeError("the store is gone")
-        self.words[key] = value
+        self[key] = value
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self.words for key in keys)
+        return set(keys) <= self.keys()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        assert self.check(keys), "it would block"
-        return [self.words[key].encode() for key in keys]
+        return [self[key].encode() for key in keys]
 
 
-def test_words_are_exchanged_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store, turns = Store(), []
+def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
 
-    def wait(timeout: float) -> bool:
-        turns.append(timeout)
-        if len(turns) == 8:
+    def wait(timeout: float) -> None:
+        if len(heard) == 7:
             other = {"rank": 1, "cores": one.own.cores, "num_cores": 2, "cpu_s": 0.5, "waiting": 0.3}
             store.set("loadtune/1", json.dumps(other))
         heard.append(dict(one.words))
         waits.append(one.peers_wait())
-        store.is_gone = len(turns) > 40
-        return False
+        store.is_gone = len(heard) > 40
 
     heard: list[dict[int, Word]] = []
     waits: list[bool] = []
     monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
     one = ranks.Ranks(store, 0, 2)
-    monkeypatch.setattr(one, "_ended", type("Event", (), {"wait": staticmethod(wait)}))
-    one.say(cpu_s=1.5, waiting=0.9)
+    monkeypatch.setattr(ranks.time, "sleep", wait)
+    reading = Reading(num_steps=99, total_s=1.0, blocked_s=0.9, handover_s=0.0, step_s=0.1, error_s=0.0)
+    one.say(Work(load_s=1.5, cpu_s=1.5), reading, is_settled=True)
     one._exchange()
     assert heard[14][1].cpu_s == 0.5, "the other was read once it had spoken"
     assert [waits[turn] for turn in (6, 14, -1)] == [False, True, False]

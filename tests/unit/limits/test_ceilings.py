@@ -1,17 +1,18 @@
-"""The memory probe over simulated memory: what it names was run, fits, and is close to the wall."""
+"""The memory probe over simulated memory: what it names was run and fits, and what RAM has to hold."""
 
 from dataclasses import replace
 
 import pytest
+from fakes import GIB, FakeTraining, Surface, fake_host
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.limits.memory import MemoryProbe
-from loadtune.records.config import Recipe
+from loadtune.limits.memory import MemoryProbe, fits_host, prefetch_bytes
+from loadtune.limits.recipe import STEP_S
+from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.testing import GIB, FakeTraining, Surface, fake_facts
 
 RECIPE = Recipe(precision="fp32")
 
@@ -20,20 +21,6 @@ def line(fixed: float, per_sample: float, budget: float) -> FakeTraining:
     return FakeTraining(
         Surface(fixed_bytes=int(fixed), bytes_per_sample={"fp32": per_sample}, budget_bytes=int(budget))
     )
-
-
-@pytest.mark.parametrize("cap", [2, 5])
-def test_no_size_below_the_smallest_that_trains_is_tried(cap: int) -> None:
-    training = line(GIB, 1e6, 139 * GIB)
-    training.facts = replace(fake_facts(training.surface), min_batch_size=2)
-    ceiling = MemoryProbe(training, RECIPE, {"dataset": cap}, smallest=2).verify()
-    assert ceiling.batch_size == cap
-    assert all(probe.fits for probe in ceiling.probes)
-
-
-def test_nothing_fits_names_the_size_and_a_way_out() -> None:
-    with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
-        MemoryProbe(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100}).verify()
 
 
 @pytest.mark.parametrize("peak", [0, None])
@@ -52,30 +39,10 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
     assert ceiling.bytes_per_sample is None
 
 
-class NeedsMoreToVerify(FakeTraining):
-    """An epoch's end takes a fifth more than its steps do, as an evaluation over larger inputs may."""
-
-    def try_batch(self, asked: BatchTry) -> FitReport:
-        report = FakeTraining.try_batch(self, asked)
-        if asked.verify and report.peak_bytes and 1.2 * report.peak_bytes > self.surface.budget_bytes:
-            failing = FakeTraining.try_batch(self, replace(asked, batch_size=10**9))
-            return replace(failing, batch_size=asked.batch_size)
-        return report
-
-
-def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
-    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=180 * GIB)
-    ceiling = MemoryProbe(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160}).verify()  # 161 GiB, or 193
-    assert [probe.fits for probe in ceiling.probes if probe.batch_size == 160] == [False, True]
-    assert ceiling.limit == "memory"
-    assert 120 < ceiling.safe_batch_size <= ceiling.batch_size < 150
-    assert ceiling.batch_size < min(probe.batch_size for probe in ceiling.probes if not probe.fits)
-
-
 class FailsFrom(FakeTraining):
     """From one size on something breaks, whatever memory there is."""
 
-    first: int = 64
+    first = 64
     kind: FailureKind = "unsupported"
 
     def try_batch(self, asked: BatchTry) -> FitReport:
@@ -86,24 +53,33 @@ class FailsFrom(FakeTraining):
         return FitReport(precision=asked.recipe.precision, batch_size=asked.batch_size, failure=broken)
 
 
-def fails_from(first: int, kind: FailureKind, budget: float = 139 * GIB) -> FakeTraining:
-    training = FailsFrom(Surface(bytes_per_sample={"fp32": 0.1 * GIB}, budget_bytes=int(budget)))
+def fails_from(first: int, kind: FailureKind) -> FakeTraining:
+    training = FailsFrom(Surface(bytes_per_sample={"fp32": 0.1 * GIB}, budget_bytes=139 * GIB))
     training.first, training.kind = first, kind
     return training
 
 
-@pytest.mark.parametrize("kind", ["unsupported", "crash"])
-def test_a_wall_that_is_not_of_memory_is_not_called_so(kind: FailureKind) -> None:
-    ceiling = MemoryProbe(fails_from(64, kind), RECIPE, {"dataset": 10**6}).verify()
-    assert 32 <= ceiling.batch_size < 64
-    assert ceiling.limit == "failure"
+@pytest.mark.parametrize(
+    ("first", "kind", "limit", "sizes"),
+    [
+        (64, "unsupported", "failure", range(32, 64)),
+        (64, "crash", "failure", range(32, 64)),
+        (2, "oom", "memory", range(1, 2)),
+    ],
+)
+def test_a_wall_is_called_what_it_is(first: int, kind: FailureKind, limit: str, sizes: range) -> None:
+    ceiling = MemoryProbe(fails_from(first, kind), RECIPE, {"dataset": 10**6}).verify()
+    assert ceiling.batch_size in sizes
+    assert 1 <= ceiling.safe_batch_size <= ceiling.batch_size
+    assert ceiling.limit == limit
     assert {probe.failure.kind for probe in ceiling.probes if probe.failure} == {kind}
 
 
-@pytest.mark.parametrize("kind", ["unsupported", "crash"])
-def test_where_no_size_trains_for_another_reason_nobody_is_told_to_free_memory(kind: FailureKind) -> None:
+def test_where_no_size_trains_a_way_out_is_named_that_fits_the_reason() -> None:
+    with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
+        MemoryProbe(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100}).verify()
     with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained in fp32: no such kernel") as raised:
-        MemoryProbe(fails_from(1, kind), RECIPE, {"dataset": 100}).verify()
+        MemoryProbe(fails_from(1, "crash"), RECIPE, {"dataset": 100}).verify()
     assert not isinstance(raised.value, NothingFitsError)
     assert raised.value.user_traceback == "its last words"
 
@@ -135,9 +111,32 @@ def test_a_bound_keeps_the_margins_of_a_ceiling_that_is_run(fixed: float, per_sa
     assert per_sample * (bound.safe_batch_size - 1) <= room
 
 
-@pytest.mark.parametrize("cap", [1, 3, 64])
+@pytest.mark.parametrize("cap", [1, 64])
 def test_a_cap_that_the_runs_of_the_line_decide_is_verified(cap: int) -> None:
     bound = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"cap": cap}).bound()
     assert bound.verified
     assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (cap, cap, "cap")
     assert len(bound.probes) <= 2
+
+
+def test_what_is_in_flight() -> None:
+    loader = LoaderConfig(batch_size=10, num_workers=4, prefetch_factor=2)
+    host = replace(fake_host(), shm_free_bytes=None)
+    in_flight = (4 * 2 + 4) * 10 * 100
+    assert prefetch_bytes(loader, 100) == in_flight
+    # Blocks of 1,024 bytes for batches of 1,000; what the workers are making is not pinned.
+    pinned = (4 * 2 + 2) * 1024 + 4 * 1000
+    for pin_memory, needed in ((False, in_flight), (True, pinned)):
+        for spare, fits in ((0, True), (-1, False)):
+            there = replace(host, ram_available_bytes=2 * (needed + spare))
+            assert fits_host(replace(loader, pin_memory=pin_memory), 100, there) == fits
+    assert not fits_host(loader, 100, replace(host, shm_free_bytes=in_flight))
+    assert prefetch_bytes(LoaderConfig(batch_size=10), 100) == 10 * 100
+
+
+def test_the_line_is_run_with_quick_steps_and_what_is_larger_is_predicted() -> None:
+    training = FakeTraining(Surface(compute_per_s={"fp32": 100.0}))
+    ceiling = MemoryProbe(training, RECIPE, {"dataset": 10**6}, step_s={2: 0.18}).bound()
+    assert all(probe.step_s is not None and probe.step_s <= STEP_S for probe in ceiling.probes)
+    assert not ceiling.verified
+    assert 0.95 * training.surface.largest_batch("fp32") < ceiling.batch_size

@@ -12,7 +12,7 @@ from torch import nn
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.result import TuningResult
-from loadtune.report.export import changed_statements, loader_code, step_code
+from loadtune.report.export import changed_lines, loader_code, step_code
 
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
 WORKERS = TrialConfig(
@@ -24,7 +24,6 @@ LOSS = nn.functional.cross_entropy
 def on_cpu(spec: WorkloadSpec | None = None, **facts: bool) -> TuningResult:
     """The golden result of this workload, as if measured on a CPU."""
     kept = golden()
-    assert kept.facts is not None
     return replace(
         kept,
         device=Device(kind="cpu", name="Xeon"),
@@ -49,32 +48,30 @@ def test_the_loader_gets_just_what_was_chosen(config: TrialConfig) -> None:
     assert given == {"shuffle": True, "drop_last": True, **config.loader.kwargs()}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_training_step_runs_and_trains(precision: Any, optimizer: OptimizerName) -> None:
-    recipe, model = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True), net()
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "adamw"), ("fp16", "sgd"), ("bf16", "adamw")])
+def test_the_training_step_and_the_lines_of_it_that_change_run_and_train(
+    precision: Any, optimizer: OptimizerName
+) -> None:
+    result = on_cpu(WorkloadSpec(optimizer=optimizer))
+    recipe = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True)
+    config, model = replace(PLAIN, recipe=recipe), net()
     before = model[0].weight.detach().clone()
     # Several batches: GradScaler leaves out the first steps, which overflow.
-    names: dict[str, Any] = {"model": model, "loss_fn": LOSS, "loader": [batch()] * 20}
-    exec(step_code(on_cpu(WorkloadSpec(optimizer=optimizer)), replace(PLAIN, recipe=recipe)), names)
+    whole: dict[str, Any] = {"model": model, "loss_fn": LOSS, "loader": [batch()] * 20}
+    exec(step_code(result, config), whole)
     assert not torch.equal(model[0].weight, before)
-    assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
-    assert names["optimizer"].defaults["fused"] is True
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_the_lines_that_a_recipe_changes_are_statements_that_run(precision: Any) -> None:
-    recipe, model = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True), net()
-    lines = changed_statements(on_cpu(), replace(PLAIN, recipe=recipe))
     inputs, targets = batch()
-    names: dict[str, Any] = {"torch": torch, "model": model, "loss_fn": LOSS, "inputs": inputs, "targets": targets}
-    exec("\n".join(lines), names)
-    assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert names["optimizer"].defaults["fused"] is True
-    assert any("autocast" in line for line in lines)
-    assert (precision == "fp16") == any(line.startswith("scaler.scale(loss).backward(); scaler.step") for line in lines)
-    assert changed_statements(golden(), PLAIN) == []
+    changed = {"torch": torch, "model": net(), "loss_fn": LOSS, "inputs": inputs, "targets": targets}
+    lines = changed_lines(result, config)
+    exec("\n".join(lines), changed)
+    for names in (whole, changed):
+        assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
+        assert names["model"][0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert names["optimizer"].defaults["fused"] is True
+    assert any("autocast" in line for line in lines) == (precision != "fp32")
+    scaled = ["scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"]
+    assert (precision == "fp16") == (lines[-3:] == scaled)
+    assert changed_lines(golden(), PLAIN) == []
 
 
 def test_a_loader_of_ones_own_keeps_its_other_arguments() -> None:
@@ -83,7 +80,6 @@ def test_a_loader_of_ones_own_keeps_its_other_arguments() -> None:
     assert "shuffle" not in code
     assert "your other arguments" in code
     assert "batch_size=8" in code
-    assert own.facts is not None
     fixed = replace(own, facts=replace(own.facts, fixed_batch_size=8))
     assert "batch_size" not in loader_code(fixed, WORKERS)
 

@@ -24,17 +24,14 @@ def shown(*progresses: Progress, quiet: bool = False, stream: io.StringIO | None
     return stream.getvalue()
 
 
-def test_a_message_is_one_line_as_it_is_and_figures_alone_are_none() -> None:
+def test_a_message_is_one_line_as_it_is_figures_alone_are_none_and_quiet_leaves_warnings() -> None:
     long = "[bold]found[/bold] " * 40
     found = shown(Progress(stage="memory", message=long.strip(), left_s=9.0), Progress(stage="memory", left_s=8.0))
     assert found == f"[memory] {long.strip()}\n"
-
-
-def test_quiet_shows_warnings_only() -> None:
-    built = Progress(stage="start", message="built", left_s=9.0)
-    assert shown(built, Progress(stage="start", message="full", warning=True, left_s=9.0), quiet=True) == (
-        "warning: full\n"
+    built, full = (
+        Progress(stage="start", message=said, warning=said == "full", left_s=9.0) for said in ("built", "full")
     )
+    assert shown(built, full, quiet=True) == "warning: full\n"
 
 
 def test_the_redrawn_block_says_all_that_is_known_and_keeps_its_height() -> None:

@@ -19,7 +19,6 @@ def said(result: TuningResult) -> str:
 
 def won(result: TuningResult, config: TrialConfig, **figures: object) -> TuningResult:
     """With this winner, measured as the golden result's was; no batch size was given."""
-    assert result.best is not None
     best = replace(result.best, config=config, **figures)  # type: ignore[arg-type]
     finalists = (replace(result.finalists[0], config=config), *result.finalists[1:])
     return replace(result, best=best, best_at_your_batch=None, finalists=finalists, remedies=None)
@@ -41,7 +40,6 @@ def test_without_a_batch_size_of_theirs_the_best_is_the_headline() -> None:
 
 def test_a_baseline_that_failed_is_compared_with_nothing() -> None:
     result = golden()
-    assert result.best is not None
     failed = won(result, result.best.config, speedup=None)
     text = said(replace(failed, finalists=failed.finalists[:2]))
     assert text.startswith("4,050 ± 162 samples/s (2 runs); your settings could not be measured.")
@@ -50,7 +48,6 @@ def test_a_baseline_that_failed_is_compared_with_nothing() -> None:
 
 def test_where_only_the_step_gains_the_loader_is_called_right_and_the_lines_of_the_step_are_shown() -> None:
     result = golden()
-    assert result.yours is not None
     result = won(result, replace(result.yours, recipe=Recipe(precision="bf16", memory_format="channels_last")))
     text = said(result)
     assert "Your DataLoader is right as it is. All of the gain is in the training step:\nmodel = model.to(" in text
@@ -61,8 +58,6 @@ def test_where_only_the_step_gains_the_loader_is_called_right_and_the_lines_of_t
 
 def test_a_gain_is_measured_where_contestants_differ_in_one_lever_alone() -> None:
     result = golden()
-    assert result.best is not None
-    assert result.yours is not None
     best, run = result.best.config, result.finalists[1].runs[0]
     loader = replace(best.loader, batch_size=64)
     typed = Finalist(config=replace(result.yours, loader=loader), runs=(run,))
@@ -89,7 +84,9 @@ def test_a_change_that_gains_is_exported_whole() -> None:
 
 def test_where_not_all_contestants_fit_the_answer_and_the_baseline_stay() -> None:
     result = golden()
-    more = tuple(replace(result.finalists[0], config=_with_workers(result, number)) for number in range(1, 12))
+    first, loader = result.finalists[0], result.finalists[0].config.loader
+    configs = [replace(first.config, loader=replace(loader, num_workers=number)) for number in range(1, 12)]
+    more = [replace(first, config=config) for config in configs]
     text = said(replace(result, finalists=(*result.finalists, *more), cut_short="interrupted"))
     assert len(text.splitlines()) <= 22
     assert "\nanswer " in text
@@ -101,8 +98,3 @@ def test_notes_that_do_not_fit_are_counted() -> None:
     assert said(result).endswith("\nOne sentence.\nReport, with 1 more note: runs/report.html")
     roomy = replace(result, remedies=None, best=None, best_at_your_batch=None, finalists=())
     assert said(roomy).endswith("\nOne sentence.\nAnother one.\nReport: runs/report.html")
-
-
-def _with_workers(result: TuningResult, number: int) -> TrialConfig:
-    config = result.finalists[0].config
-    return replace(config, loader=replace(config.loader, num_workers=number))

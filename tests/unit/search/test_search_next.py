@@ -1,15 +1,17 @@
 """What is tried next, over planted rates: the model proposes, what cannot run is left out, and it ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+
+from fakes import Surface
+from study_rig import measured
 
 from loadtune.model.resources import Job
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Trial
-from loadtune.search.search import Next, Search
+from loadtune.search.search import Search, points_at
 from loadtune.search.space import SearchSpace
-from loadtune.testing import Surface
 
 SPACE = SearchSpace(
     batch_sizes=(32, 64, 128, 256),
@@ -30,61 +32,34 @@ JOB = Job(
 BASELINE = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=2, persistent_workers=False), recipe=Recipe())
 
 
-def search(
-    space: SearchSpace = SPACE,
-    feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs,
-) -> Search:
-    return Search(job=JOB, space=space, yours=BASELINE, feasible=feasible)
-
-
-def trial_of(asked: Next, number: int) -> Trial:
-    rate = SURFACE.training_rate(asked.config)
-    window = Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(1000 * rate))
-    measured = Measurement(windows=(window,), first_batch_s=0.1, seconds=5.0)
-    return Trial(
-        number=number, config=asked.config, origin=asked.origin, predicted=asked.predicted, measurement=measured
-    )
-
-
 def run(found: Search, most: int = 40) -> list[Trial]:
     trials = list[Trial]()
-    while len(trials) < most and (asked := found.next(most - len(trials))) is not None:
-        trials.append(trial_of(asked, len(trials)))
+    while len(trials) < most and (asked := found.next()) is not None:
+        run = measured(SURFACE.training_rate(asked.config))
+        told = {"config": asked.config, "origin": asked.origin, "predicted": asked.predicted, "measurement": run}
+        trials.append(Trial(number=len(trials), **told))
         found.saw(trials[-1])
     return trials
 
 
-def best_of(space: SearchSpace) -> float:
-    return max(SURFACE.training_rate(config) for config in space.modelled())
-
-
 def test_it_begins_with_the_baseline_and_ends_near_the_best_long_before_all_was_tried() -> None:
-    found = search()
+    found = Search(job=JOB, space=SPACE, yours=BASELINE)
     trials = run(found)
     assert [trial.origin for trial in trials[:2]] == ["yours", "search"]
     assert trials[0].config == BASELINE
     assert found.ended == "no other configuration is likely to be faster"
     assert len(trials) < len(list(SPACE.modelled())) / 2
-    assert SURFACE.training_rate(found.ranked()[0]) >= 0.97 * best_of(SPACE)
+    assert SURFACE.training_rate(found.ranked()[0]) >= 0.97 * max(map(SURFACE.training_rate, SPACE.modelled()))
     assert all(trial.predicted is not None for trial in trials[1:])
 
 
 def test_what_cannot_run_is_not_proposed_not_even_the_baseline() -> None:
-    found = search(feasible=lambda configs: [c for c in configs if c.loader.num_workers > 2 and c.batch_size < 256])
-    trials = run(found)
+    def feasible(configs: Sequence[TrialConfig]) -> Sequence[TrialConfig]:
+        return [each for each in configs if each.loader.num_workers > 2 and each.batch_size < 256]
+
+    trials = run(Search(job=JOB, space=SPACE, yours=BASELINE, feasible=feasible))
     assert trials
     assert all(trial.config.loader.num_workers > 2 and trial.config.batch_size < 256 for trial in trials)
-
-
-def test_what_the_model_does_not_know_is_tried_on_the_best_at_the_end() -> None:
-    more = replace(SPACE, prefetch_factors=(1, 2, 4))
-    trials = run(search(more), most=8)
-    changed = [trial.config for trial in trials if trial.config.loader.prefetch_factor != 2]
-    assert len(trials) == 8, "the last trials are kept for them"
-    assert [config.loader.prefetch_factor for config in changed] == [1, 4]
-    plain = {replace(config, loader=replace(config.loader, prefetch_factor=2)) for config in changed}
-    assert len(plain) == 1
-    assert plain <= {trial.config for trial in trials}
 
 
 def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_tried() -> None:
@@ -95,9 +70,11 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     baseline = TrialConfig(loader=LoaderConfig(batch_size=64), recipe=Recipe())
     found = Search(job=job, space=space, yours=baseline, left_s=lambda: 80.0)
     window = Window(start_s=0.0, seconds=10.0, num_steps=18, num_samples=1170, wait_s=7.3)
-    measured = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
-    found.saw(Trial(number=0, config=baseline, origin="yours", measurement=measured))
-    asked = found.next(10)
-    assert len(found.too_long) > 400, "more than a proposal weighs"
+    slow = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
+    found.saw(Trial(number=0, config=baseline, origin="yours", measurement=slow))
+    asked, configs = found.next(), list(space.modelled())
+    rates = found.model().mean(points_at([baseline, *configs], job))
+    faster = [config for config, rate in zip(configs, rates[1:], strict=True) if rate > rates[0]]
+    assert sum(found.expected_s(config) > 20.0 for config in faster) > 400, "more than a proposal weighs"
     assert asked.expected > 1.0
     assert found.expected_s(asked.config) <= 20.0

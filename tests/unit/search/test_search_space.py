@@ -24,14 +24,14 @@ def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
         pin_memory=(False,),
         recipes={"fp32": Recipe(), "bf16": Recipe(precision="bf16")},
         ceilings={"fp32": 32, "bf16": 64},
-        prefetch_factors=(1, 4),
+        others=LoaderConfig(batch_size=1, prefetch_factor=4),
     )
     configs = list(space.modelled())
     assert len(configs) == len(set(configs)) == 3 * 2  # three sizes fit, and nothing differs but workers
-    assert all(space.at(space.point(config)) == config == space.as_modelled(config) for config in configs)
+    assert all(space.at(space.point(config)) == config == space.nearest(config) for config in configs)
     beyond = replace(configs[-1], loader=LoaderConfig(batch_size=500, num_workers=9, prefetch_factor=3))
-    near = space.at(space.point(beyond))
-    assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (64, 4, 1)
+    near = space.nearest(beyond)
+    assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (64, 4, 4)
 
 
 def test_the_baselines_workers_end_with_each_epoch_as_in_pytorch_unless_told_otherwise() -> None:

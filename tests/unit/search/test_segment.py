@@ -1,5 +1,7 @@
 """What of a segment is left out, and when it has seen enough."""
 
+import pytest
+
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
 from loadtune.search.segment import Segment
@@ -19,45 +21,42 @@ def feed(segment, windows):
     return None
 
 
-def test_the_first_round_of_the_workers_is_left_out():
-    segment = Segment(EIGHT, 4.0)
-    feed(segment, [window(num_steps=8)] * 4)
-    assert len(segment.kept) == 3
+LOCKING, SKIPPING = window(page_lock_s=0.3), window(num_skipped_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "windows", "num_kept"),
+    [
+        (EIGHT, [window(num_steps=8)] * 4, 3),  # without the first round of the workers
+        (EIGHT, [window(num_steps=2)] * 5, 1),  # its windows may be shorter
+        (IN_PROCESS, [window()] * 4, 4),
+        (IN_PROCESS, [SKIPPING, *[window()] * 3], 2),  # the window after it shows that it is over
+        # Pages that are locked are no part of the rate, nor is what came before.
+        (IN_PROCESS, [window(), LOCKING, window(), window(), LOCKING, window(), window()], 1),
+    ],
+)
+def test_what_comes_before_a_segment_has_settled_is_left_out(loader, windows, num_kept):
+    segment = Segment(loader, 4.0)
+    feed(segment, windows)
+    assert len(segment.kept) == num_kept
     assert segment.settled
-    segment = Segment(EIGHT, 4.0)
-    feed(segment, [window(num_steps=2)] * 5)
-    assert len(segment.kept) == 1, "its windows may be shorter"
 
 
-def test_without_workers_nothing_is_left_out_but_what_settles():
-    segment = Segment(IN_PROCESS, 4.0)
-    feed(segment, [window()] * 4)
-    assert len(segment.kept) == 4
-    segment = Segment(IN_PROCESS, 4.0)
-    feed(segment, [window(num_skipped_steps=1), *[window()] * 3])
-    assert len(segment.kept) == 2, "the window after it shows that it is over"
-
-
-def test_it_lasts_half_of_its_time_where_the_workers_have_delivered_often_enough():
-    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=100)] * 30) == 5
-
-
-def test_it_goes_on_until_the_workers_have_delivered_fifteen_times_and_no_longer_than_its_time():
-    assert feed(Segment(EIGHT, 8.0), [window(num_steps=8, seconds=0.5)] * 90) == 1 + 15
-    assert feed(Segment(EIGHT, 4.0), [window(num_steps=8, seconds=0.5)] * 90) == 1 + 8
-
-
-def test_pages_that_are_locked_are_no_part_of_the_rate_nor_is_what_came_before():
-    locking = window(page_lock_s=0.3)
-    segment = Segment(IN_PROCESS, 4.0)
-    feed(segment, [window(), locking, window(), window(), locking, window(), window()])
-    assert len(segment.kept) == 1
+@pytest.mark.parametrize(
+    ("loader", "max_s", "each", "num_windows"),
+    [
+        (IN_PROCESS, 4.0, window(num_steps=100), 5),  # half of its time, where batches came often enough
+        (EIGHT, 8.0, window(num_steps=8, seconds=0.5), 1 + 15),  # until the workers have delivered fifteen times
+        (EIGHT, 4.0, window(num_steps=8, seconds=0.5), 1 + 8),  # and no longer than its time
+    ],
+)
+def test_how_long_it_lasts(loader, max_s, each, num_windows):
+    assert feed(Segment(loader, max_s), [each] * 90) == num_windows
 
 
 def test_what_never_settles_is_measured_as_it_is_and_says_so():
-    skipping = window(num_skipped_steps=1)
     segment = Segment(IN_PROCESS, 4.0)
-    assert feed(segment, [skipping] * 90) is not None
+    assert feed(segment, [SKIPPING] * 90) is not None
     assert not segment.settled
     assert 0 < len(segment.kept) <= 11
 

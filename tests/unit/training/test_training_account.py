@@ -1,45 +1,39 @@
 """The measured account: blocks put down to their owners, by hand-made histories and by real steps on a CPU."""
 
-from contextlib import nullcontext
-from typing import Any
-
 import pytest
 import torch
 from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks, plan_of
+from loop_rig import LINE
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.footprint.account import owned
 from loadtune.footprint.estimate import estimate_step
-from loadtune.footprint.plan import checkpointed
 from loadtune.records.config import OptimizerName, Precision, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.footprint import StepAccount, StepVariant, block_bytes
+from loadtune.records.footprint import StepAccount, block_bytes
 from loadtune.records.measurement import TrialFailure
-from loadtune.stream.sample_table import SampleTable
-from loadtune.training.account import StepMeter
 from loadtune.training.memory import CpuMemory
 from loadtune.training.protocol import Begin
 from loadtune.training.session import Session
+from loadtune.training.steps import measure_step
 from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
 
 CPU = torch.device("cpu")
 BATCH = 8
 
 
-def test_a_session_measures_the_variant_it_was_asked_for_and_leaves_the_model_as_it_was() -> None:
-    spec = WorkloadSpec(dataset="training_workloads:Images", model="account_rig:Blocks")
-    session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), Pulse())  # type: ignore[arg-type]
+def test_a_session_measures_the_step_it_was_asked_for() -> None:
+    spec = WorkloadSpec(dataset="training_workloads:Images", model="account_rig:Blocks", optimizer="adamw")
+    session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), LINE)
     module = session._model.module
-    asked = StepVariant(recipe=Recipe(), batch_size=4, optimizer="adamw", checkpoint=True)
-    account = session._measure(asked, FakeBooks(module.parameters))
+    account = session._measure("bf16", 4, FakeBooks(module.parameters))  # type: ignore[arg-type]
     assert (account.input_shape, account.optimizer, account.batch_size) == ((3, 8, 8), "adamw", 4)
-    assert (account.estimated, account.num_checkpointed_blocks) == (False, 3)
+    assert (account.estimated, account.precision) == (False, "bf16")
     assert account.step_s is not None
     assert account.largest.parameters_bytes == sum(block_bytes(p.numel() * 4) for p in module.parameters())
-    assert not any("forward" in vars(part) for part in module.modules())
-    refused = session.run(asked)
+    refused = session.account("bf16", 4)
     assert isinstance(refused, TrialFailure)
     assert refused.kind == "unsupported"
 
@@ -49,33 +43,23 @@ def conv_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(8 * 16 * 16, 5))
 
 
-class Pulse:
-    """A line to nobody."""
-
-    def __init__(self) -> None:
-        self.samples = SampleTable()
-
-    def enter(self, phase: str) -> None: ...
-
-    def pulse(self) -> None: ...
-
-
-def measured(
-    precision: Precision = "fp32", optimizer: OptimizerName = "sgd", *, checkpoint: bool = False, **given: Any
-) -> tuple[StepAccount, FakeBooks]:
+def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") -> tuple[StepAccount, FakeBooks]:
     workload = workload_of(
-        None, conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5, **given
+        None,
+        conv_net(),
+        lambda model, inputs, targets: cross_entropy(model(inputs), targets),
+        num_classes=5,
+        optimizer=optimizer,
     )
     model = ResidentModel(workload, CPU)
-    trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)
+    trainer = Trainer(model, Recipe(precision=precision), workload)
     batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
     books = FakeBooks(
         lambda: (tensor for _, found in owned(trainer.module, trainer.state_tensors(), batch) for tensor in found)
     )
-    meter = StepMeter(trainer, batch, CpuMemory(), books, Pulse())  # type: ignore[arg-type]
-    with checkpointed(model.module, meter.keep) if checkpoint else nullcontext():
-        step = {"model": "conv_net", "precision": precision, "optimizer": optimizer, "batch_size": BATCH}
-        return meter.measure(**step, input_shape=(3, 16, 16), num_parameters=0), books
+    step = {"model": "conv_net", "precision": precision, "optimizer": optimizer, "batch_size": BATCH}
+    step |= {"input_shape": (3, 16, 16), "num_parameters": 0}
+    return measure_step(trainer, batch, CpuMemory(), books, LINE, **step), books  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "optimizer", "copies"), [("bf16", "sgd", 1), ("fp32", "adamw", 2)])
@@ -84,12 +68,12 @@ def test_a_real_step_is_accounted_for_as_shapes_say(
 ) -> None:
     found, books = measured(precision, optimizer)
     plan = plan_of(conv_net, (3, 16, 16), precision=precision)
-    expected = estimate_step(plan, BATCH)
+    expected, _ = estimate_step(plan, BATCH)
     largest, at_peak = found.largest, found.at_peak
-    assert at_peak.total_bytes - SLACK_BYTES == books.peaks_bytes[0]  # nothing is left unexplained
-    parameters = sum(block_bytes(p.numel() * 4) for p in plan.model.parameters())
+    assert at_peak.total_bytes - SLACK_BYTES == books.peak_bytes  # nothing is left unexplained
+    parameters = sum(block_bytes(p.numel() * 4) for p in plan.workload.model.parameters())
     assert at_peak.parameters_bytes == largest.gradients_bytes == parameters
-    state = sum(block_bytes(p.numel() * 4) for p in plan.model.parameters()) * copies
+    state = sum(block_bytes(p.numel() * 4) for p in plan.workload.model.parameters()) * copies
     # Adam counts its steps in a scalar for each parameter, which lies on the CPU: here that is the device
     assert 0 <= largest.optimizer_state_bytes - state <= 512 * 20 * (optimizer == "adamw")
     assert largest.buffers_bytes == expected.largest.buffers_bytes

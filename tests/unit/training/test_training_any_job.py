@@ -4,11 +4,13 @@ import itertools
 import random
 from collections import Counter, UserDict
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE
 from remedy_rig import Table, job_with
 from torch import nn
 from torch.utils.data import (
@@ -23,16 +25,14 @@ from torch.utils.data import (
 from workload_rig import workload_of
 
 from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
-from loadtune.stream.sample_table import SampleTable
-from loadtune.training.endless_loader import EndlessLoader, NoBatchError
+from loadtune.training.describe import Samples
 from loadtune.training.failures import failure_from
-from loadtune.training.samples import Samples
-from loadtune.training.trainer import LossWatch, OwnStep, ResidentModel, Trainer
+from loadtune.training.loop import EndlessLoader, NoBatchError
+from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
 from loadtune.workload import LoaderParts
 from loadtune.workload.tasks import loss_of_batches
 
 CPU = torch.device("cpu")
-LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
 
 
 def rows(num: int = 64) -> list[Any]:
@@ -57,14 +57,14 @@ def test_gradients_of_several_batches_are_summed_before_the_optimizer_steps() ->
         return torch.optim.SGD(parameters, lr=0.1)
 
     batches = [{"x": torch.rand(4, 3), "y": torch.rand(4)} for _ in range(3)]
-    trainer, model = trainer_of(squared, accumulate=3, own_optimizer=plain)
+    trainer, model = trainer_of(squared, accumulate=3, optimizer=plain)
     before = model.weight.detach().clone()
     for batch in batches[:2]:
         trainer.step(batch)
         assert torch.equal(model.weight, before)
     trainer.step(batches[2])
     whole = {name: torch.cat([batch[name] for batch in batches]) for name in ("x", "y")}
-    at_once, other = trainer_of(squared, own_optimizer=plain)
+    at_once, other = trainer_of(squared, optimizer=plain)
     at_once.step(whole)
     assert torch.allclose(model.weight, other.weight)
     assert not torch.equal(model.weight, before)
@@ -78,9 +78,9 @@ def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
         return lambda batch: seen.append(batch) or torch.tensor(float("nan"))
 
     workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)
-    model, watch = ResidentModel(workload, CPU), LossWatch()
+    model = ResidentModel(workload, CPU)
     for _ in range(2):
-        trainer = OwnStep(model, Recipe(precision="own"), workload, losses=watch)
+        trainer = OwnStep(model, Recipe(precision="own"), workload, sums_losses=True)
         trainer.step("a batch")
         trainer.close()
     assert made == [CPU]
@@ -105,7 +105,7 @@ NAN = float("nan")
 )
 def test_a_loss_that_is_no_number_is_seen_however_a_step_returns_it(value: Any, finite: bool | None) -> None:
     workload = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: value, own_batches=True)
-    trainer = OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload, losses=LossWatch())
+    trainer = OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload, sums_losses=True)
     for _ in range(2):
         trainer.step("a batch")
     assert trainer.loss_is_finite() is finite
@@ -135,12 +135,11 @@ def ragged(batch: list[Any]) -> Any:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_function_that_raises_is_named_and_no_sample_is_blamed(num_workers: int) -> None:
     workload = workload_of(None, loader=LoaderParts.of(DataLoader(rows(), 4, collate_fn=ragged)))  # type: ignore[arg-type]
-    loader = EndlessLoader(workload, LoaderConfig(batch_size=16, num_workers=num_workers))
-    try:
-        with pytest.raises(ValueError, match="ragged") as raised:
-            loader.next_batch()
-    finally:
-        loader.close()
+    with (
+        closing(EndlessLoader(workload, LoaderConfig(batch_size=16, num_workers=num_workers))) as loader,
+        pytest.raises(ValueError, match="ragged") as raised,
+    ):
+        loader.next_batch()
     failure = failure_from(raised.value, "training")
     assert failure.kind == "user_error"
     assert failure.message.startswith(
@@ -162,7 +161,7 @@ def test_what_workers_cannot_be_given_is_named() -> None:
     )
     loader = EndlessLoader(workload_of(None, loader=LoaderParts.of(plain)), LoaderConfig(batch_size=4, num_workers=1))
     with pytest.raises(Exception, match="pickle") as raised:
-        loader.start()
+        loader.next_batch()
     failure = failure_from(raised.value, "first batch")
     assert failure.kind == "user_error"
     assert "multiprocessing/" not in failure.log_tail
@@ -247,9 +246,10 @@ def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
     assert samples.num_per_epoch == pytest.approx(100, abs=4)
     trainer: Any = SimpleNamespace(to_device=lambda batch: batch)
     assert len(samples.resident(8, trainer)["x"]) == 8
-    endless = EndlessLoader(workload_of(None, loader=LoaderParts.of(loader)), LoaderConfig(batch_size=8))
-    assert {len(endless.next_batch()["x"]) for _ in range(13)} == {4, 8}
-    endless.close()
+    with closing(
+        EndlessLoader(workload_of(None, loader=LoaderParts.of(loader)), LoaderConfig(batch_size=8))
+    ) as endless:
+        assert {len(endless.next_batch()["x"]) for _ in range(13)} == {4, 8}
 
 
 def test_memory_is_probed_with_the_largest_batch_of_a_batch_sampler() -> None:
@@ -283,11 +283,8 @@ def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
 
 def drawn(loader: DataLoader[Any], num: int, batch_size: int = 4) -> list[list[float]]:
     parts = LoaderParts.of(loader)
-    endless = EndlessLoader(workload_of(None, loader=parts), LoaderConfig(batch_size=batch_size))
-    try:
+    with closing(EndlessLoader(workload_of(None, loader=parts), LoaderConfig(batch_size=batch_size))) as endless:
         return [endless.next_batch()["x"][:, 0].tolist() for _ in range(num)]
-    finally:
-        endless.close()
 
 
 def test_a_stream_begins_again_at_its_end_and_one_shorter_than_a_batch_has_none() -> None:
@@ -309,11 +306,8 @@ def test_the_order_is_the_samplers() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_fetched_with_one_call_are_full_and_have_each_sample_once_an_epoch(num_workers: int) -> None:
     job = job_with(workload_of(Table(num=24)), "batched_fetch")
-    loader = EndlessLoader(job, LoaderConfig(batch_size=4, num_workers=num_workers))
-    try:
+    with closing(EndlessLoader(job, LoaderConfig(batch_size=4, num_workers=num_workers))) as loader:
         batches = [loader.next_batch() for _ in range(18)]
-    finally:
-        loader.close()
     assert all(inputs.shape == (4, 3) and targets.shape == (4,) for inputs, targets in batches)
     numbers = [int(row) // 3 for inputs, _ in batches for row in inputs[:, 0]]
     assert Counter(numbers) == dict.fromkeys(range(24), 3)

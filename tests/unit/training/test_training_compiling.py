@@ -1,5 +1,6 @@
 """No rate has compiling in it, and compiling is no hang."""
 
+import contextlib
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,46 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE, SleepingTrainer
 from workload_rig import workload_of
 
 from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 from loadtune.training import TrainingClient
-from loadtune.training.endless_loader import EndlessLoader
-from loadtune.training.loop import time_training
-from loadtune.training.protocol import Answer, Phase
+from loadtune.training.loop import EndlessLoader, time_training
+from loadtune.training.protocol import Answer
 
 
 @pytest.mark.parametrize(("last_compiled", "expected"), [(1, TrainingRun), (4, TrialFailure)])
 def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type) -> None:
     """The first step on a batch of the loader is no part of a window; the fourth is."""
-    num_steps = 0
-    dataset = [(torch.zeros(2), 0)] * 64
-
-    def step(batch: Any) -> None:
-        nonlocal num_steps
-        num_steps += 1
-
-    trainer: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        receive=lambda batch: batch,
-        accumulate=1,
-        num_samples=lambda batch: len(batch[0]),
-        step=step,
-        synchronize=lambda: None,
-        num_halvings=lambda: 0.0,
-        loss_is_finite=lambda: None,
-        num_compiled=lambda: min(num_steps, last_compiled),
-    )
-    workload = workload_of(dataset)
-    line: Any = SimpleNamespace(
-        enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
-    )
-    loader = EndlessLoader(workload, LoaderConfig(batch_size=2))
-    run = time_training(trainer, loader, 0.0, line, begins=lambda: None)
-    loader.close()
-    assert type(run) is expected
+    trainer: Any = SleepingTrainer()
+    trainer.num_compiled = lambda: min(trainer.num_steps, last_compiled)
+    line: Any = SimpleNamespace(**(vars(LINE) | {"stop_asked": lambda: trainer.num_steps > 5}))
+    with contextlib.closing(
+        EndlessLoader(workload_of([(torch.zeros(2), 0)] * 64), LoaderConfig(batch_size=2))
+    ) as loader:
+        assert type(time_training(trainer, loader, 0.0, line, begins=lambda: None)) is expected
 
 
 class Silent:
@@ -64,11 +46,11 @@ class Silent:
     def receive(self, timeout_s: float) -> Any:
         if self._said_s is None:
             self._said_s = time.monotonic()
-            return Phase(self._phase)
+            return self._phase
         time.sleep(0.01)
         if time.monotonic() - self._said_s < self._silent_s:
             return None
-        return Answer(value=ComputePoint(recipe=Recipe(compile=True), batch_size=2, windows=()), healthy=True)
+        return Answer(value=ComputePoint(recipe=Recipe(compile=True), batch_size=2, windows=()))
 
     def has_exited(self) -> bool:
         return False

@@ -1,43 +1,17 @@
 """What the first samples say of all others."""
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
+from loop_rig import LINE
 from torch.utils.data import Dataset
 from workload_rig import workload_of
 
-from loadtune.stream.sample_table import SampleTable
-from loadtune.training.samples import Samples
-
-LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
-
-
-class Sleeping(Dataset[Any]):
-    """A sample takes what its index says."""
-
-    def __init__(self, *sample_s: float, length: int = 100) -> None:
-        self.sample_s, self.length, self.read = sample_s, length, set[int]()
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        half = index * len(self.sample_s) // self.length
-        time.sleep(self.sample_s[half])
-        self.read.add(index)
-        return index, index
+from loadtune.training.describe import Samples
 
 
 def first_samples(dataset: Any) -> Samples:
     return Samples(workload_of(dataset, own_loss=True), LINE)
-
-
-def test_a_sample_costs_what_reading_it_takes_and_waiting_is_no_cpu_time() -> None:
-    samples = first_samples(Sleeping(0.02))
-    assert samples.sample_s >= 0.02
-    assert samples.sample_cpu_s < 0.5 * samples.sample_s, "on a busy machine it waits for a core after each sleep"
-    assert len(samples.samples) == 16
 
 
 class Pausing(Dataset[Any]):
@@ -54,6 +28,13 @@ class Pausing(Dataset[Any]):
         if self.num_read in self.at:
             time.sleep(0.02)
         return index, index
+
+
+def test_a_sample_costs_what_reading_it_takes_and_waiting_is_no_cpu_time() -> None:
+    samples = first_samples(Pausing(*range(100_000)))
+    assert samples.sample_s >= 0.02
+    assert samples.sample_cpu_s < 0.5 * samples.sample_s, "on a busy machine it waits for a core after each sleep"
+    assert len(samples.samples) == 16
 
 
 def test_a_pause_is_not_what_every_sample_takes() -> None:

@@ -59,15 +59,11 @@ def provoked(call):
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
         (MemoryError(), "host_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
-        (RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "), "host_oom"),
         (RuntimeError("DataLoader worker (pid 31) is killed by signal: Bus error. It is possible that dataloader's "
                       "workers are out of shared memory. Please try to raise your shared memory limit."), "shm"),
         (RuntimeError("unable to mmap 1204 bytes from file </torch_31_7>: Cannot allocate memory (12)"), "shm"),
-        (RuntimeError("unable to allocate shared memory(shm) for file </torch_31_7>: No space left on device (28)"),
-         "shm"),
         (RuntimeError("unable to write to file </torch_31_7>: No space left on device (28)"), "shm"),
         (RuntimeError("DataLoader worker (pid 31) is killed by signal: Segmentation fault. "), "crash"),
-        (RuntimeError("DataLoader worker (pid(s) 31, 32) exited unexpectedly"), "crash"),
         (RuntimeError("DataLoader worker (pid 31) exited unexpectedly with exit code 3. Details are lost"), "crash"),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA` to "
                       "enable device-side assertions.\n"), "crash"),

@@ -38,8 +38,10 @@ LIMITED = bench_memory.status_bytes("VmData") is not None
 
 
 @pytest.mark.skipif(not LIMITED, reason="no VmData to limit")
-def test_growth_beyond_the_limit_is_refused_until_it_is_lifted():
-    with bench_memory.growth_limited(256 << 20):
+def test_growth_beyond_the_limit_is_refused_until_it_is_lifted(monkeypatch):
+    budget = bench_memory.rss_bytes() + (256 << 20)
+    monkeypatch.setattr(CpuMemory, "budget_bytes", lambda self: budget)
+    with CpuMemory().capped():
         assert len(torch.empty(64 << 20, dtype=torch.uint8))
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
             torch.empty(1 << 30, dtype=torch.uint8)
@@ -54,7 +56,6 @@ def test_a_cpus_budget_leaves_a_tenth_to_others_and_takes_half_of_little(monkeyp
     monkeypatch.setattr(bench_memory, "read_ram", lambda: ram)
     monkeypatch.setattr(bench_memory, "rss_bytes", lambda: 400)
     assert CpuMemory().budget_bytes() == 400 + grows
-    assert CpuMemory(most_bytes=700).budget_bytes() == min(700, 400 + grows)
 
 
 GIB = 2**30
@@ -83,11 +84,6 @@ def test_the_limit_holds_for_every_run_and_the_context_counts(device: dict[str, 
     assert device["fraction"] == pytest.approx(23 / 80)
 
 
-def test_what_is_not_free_is_not_had_whatever_the_limit(device: dict[str, float]) -> None:
-    device["free"] = 10 * GIB
-    assert memory_of(torch.device("cuda"), 11 * GIB, 24 * GIB).budget_bytes() == 10 * GIB
-
-
 def test_without_a_limit_only_probes_are_capped(device: dict[str, float]) -> None:
     memory = memory_of(torch.device("cuda"), 70 * GIB)
     memory.remember_idle()
@@ -111,15 +107,19 @@ def test_what_others_take_later_is_not_charged_to_the_limit(
     assert device["fraction"] == pytest.approx(budget_gib / 80)
 
 
-@pytest.mark.parametrize(("kept_gib", "is_freed"), [(14, False), (16, True)])
+@pytest.mark.parametrize(("kept_gib", "is_freed"), [(14, False), (16, True), (None, True)])
 def test_page_locked_blocks_are_given_back_where_they_are_too_much_of_the_memory(
-    monkeypatch: pytest.MonkeyPatch, kept_gib: int, is_freed: bool
+    monkeypatch: pytest.MonkeyPatch, kept_gib: int | None, is_freed: bool
 ) -> None:
-    """What is kept is not available: 15% are of both together."""
+    """What is kept is not available: 15% are of both together. torch 2.6 does not tell: None."""
     freed: list[None] = []
-    ram = Ram(total_bytes=200 * GIB, limit_bytes=200 * GIB, available_bytes=(100 - kept_gib) * GIB)
+    ram = Ram(total_bytes=200 * GIB, limit_bytes=200 * GIB, available_bytes=(100 - (kept_gib or 0)) * GIB)
     monkeypatch.setattr(bench_memory, "read_ram", lambda: ram)
-    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": kept_gib * GIB})
+    if kept_gib is None:
+        monkeypatch.delattr(torch.cuda, "host_memory_stats", raising=False)
+    else:
+        stats = {"allocated_bytes.current": kept_gib * GIB}
+        monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: stats, raising=False)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: freed.append(None))
     memory_of(torch.device("cuda")).free_pinned()
     assert bool(freed) is is_freed

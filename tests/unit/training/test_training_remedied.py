@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE
 from remedy_rig import delivered, fake_images, image_folder
 from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
@@ -20,8 +21,6 @@ from loadtune.training import remedied
 from loadtune.training.remedied import RemediedJobs
 from loadtune.workload import Workload
 
-PULSES: list[None] = []
-LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: PULSES.append(None))
 DEVICE = torch.device("cpu")
 MEAN = (0.485, 0.456, 0.406)
 SAME = "none (samples are equal to the last bit)"

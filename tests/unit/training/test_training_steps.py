@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
@@ -20,7 +21,6 @@ from loadtune.training.steps import compact_events, try_steps
 from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
 
 CPU = torch.device("cpu")
-LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
 
 
 class FakeTrainer:
@@ -138,15 +138,10 @@ def run(model: Watched, line: Any = LINE, **asked: Any) -> FitReport:
 FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")
 
 
-def test_a_first_step_is_no_step_time() -> None:
-    """It loads kernels and may compile: foretold from it, every larger size would take too long."""
-    assert run(Watched(), num_steps=1).step_s is None
-    assert run(Watched(), num_steps=2).step_s
-    assert run(Watched(), verify=True, num_steps=1).step_s
-
-
-def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
-    model, phases = Watched(), list[str]()
+@pytest.mark.parametrize("kind", [Watched, NoEvaluation])
+def test_evaluation_and_partial_batch_come_before_the_last_full_step(kind: type[Watched]) -> None:
+    """Also of a model that has no evaluation mode."""
+    model, phases = kind(), list[str]()
     line = SimpleNamespace(enter=phases.append, pulse=lambda: None, phase="")
     report = run(model, line, verify=True, partial_batch_size=2)
     assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
@@ -154,14 +149,6 @@ def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     assert report.fits
     assert (report.batch_size, report.partial_batch_size) == (BATCH, 2)
     assert report.steady_peak_bytes
-    assert model.training
-
-
-def test_a_model_without_an_evaluation_mode_fits() -> None:
-    model = NoEvaluation()
-    report = run(model, verify=True, partial_batch_size=2)
-    assert report.fits
-    assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
     assert model.training
 
 

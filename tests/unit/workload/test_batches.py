@@ -18,15 +18,6 @@ class Pair:
     names: list[str]
 
 
-class Slots:
-    """Shows no attributes but by name."""
-
-    __slots__ = ("input_ids",)
-
-    def __init__(self, input_ids: torch.Tensor) -> None:
-        self.input_ids = input_ids
-
-
 Named = namedtuple("Named", ["rows", "scale"])
 
 
@@ -51,7 +42,6 @@ class Graph:
 
 MAKERS = {
     "tensor": lambda num: torch.rand(num, 7),
-    "pair": lambda num: (torch.rand(num, 7), torch.zeros(num)),
     "as default_collate makes pairs": lambda num: [torch.rand(num, 7), torch.zeros(num)],
     "mapping": lambda num: {"x": torch.rand(num, 2), "weights": torch.ones(9), "nested": {"y": torch.rand(num)}},
     "user's mapping": lambda num: UserDict(x=torch.rand(num, 2)),
@@ -131,4 +121,3 @@ def test_tokens_are_elements_of_input_ids() -> None:
     assert num_tokens(padded(3)) == 24
     assert num_tokens((torch.zeros(3), torch.zeros(3))) is None
     assert num_tokens(namedtuple("Text", ["input_ids"])(torch.ones(2, 3))) == 6  # type: ignore[call-arg]
-    assert num_tokens(Slots(torch.ones(2, 3))) == 6

@@ -1,6 +1,7 @@
 """Names and import paths become datasets and models, or errors that say what to do."""
 
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -33,16 +34,10 @@ def test_fake_data_has_the_models_own_size_and_never_runs_out():
     assert workload.num_classes == 7
 
 
-@pytest.mark.parametrize(
-    ("model", "num_classes", "size"),
-    [("resnet50", 1000, 224), ("inception_v3", 1000, 299), ("vit_h_14", 1000, 224), ("fcn_resnet50", 21, 520)],
-)
-def test_a_models_classes_and_size_are_known_before_it_is_built(model, num_classes, size):
-    needs = model_needs(spec(model=model))
-    assert (needs.num_classes, needs.image_size) == (num_classes, size)
-
-
-def test_every_model_of_torchvision_has_a_size():
+def test_a_models_classes_and_size_are_known_before_it_is_built():
+    for model, num_classes, size in (("inception_v3", 1000, 299), ("vit_h_14", 1000, 224), ("fcn_resnet50", 21, 520)):
+        needs = model_needs(spec(model=model))
+        assert (needs.num_classes, needs.image_size) == (num_classes, size)
     for name in torchvision.models.list_models():
         if "rcnn_" not in name and not name.startswith(("raft_", "retinanet_", "ssd", "fcos_")):
             assert 64 <= model_needs(spec(model=name)).image_size <= 1024
@@ -54,6 +49,39 @@ def test_a_model_of_timms_is_built_with_images_of_its_own_size():
     image, _ = workload.dataset[0]
     assert image.shape == (3, 160, 160)
     assert workload.model(image[None]).shape == (1, 7)
+    assert "Did you mean resnet18" in str(refused(model="timm:resnet18x"))
+
+
+@pytest.mark.parametrize(
+    ("names", "package", "said"),
+    [
+        ({"model": "timm:resnet18"}, "timm", ["pip install timm"]),
+        ({"model": "resnet18"}, "torchvision", ["pip install '.[vision]'", "--model FILE.py:factory"]),
+        ({"dataset": "CIFAR10"}, "torchvision", ["pip install '.[vision]'", "--dataset FILE.py:factory"]),
+    ],
+)
+def test_a_name_of_a_package_that_is_not_there_says_what_to_install(names, package, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    error = str(refused(**names))
+    assert all(words in error for words in said), error
+
+
+def test_own_dataset_and_model_are_built_and_examined_without_torchvision():
+    """The parts of the training process, in one that has none."""
+    code = """
+import sys; sys.modules["torchvision"] = None
+import loadtune.training.session, loadtune.footprint.estimate
+from loadtune.changes import REMEDIES, NotApplicableError
+from loadtune.records.config import WorkloadSpec
+from loadtune.workload import build_workload
+workload = build_workload(WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear"))
+try:
+    REMEDIES["batched_fetch"].apply(workload)
+except NotApplicableError as refused:
+    print(refused)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="tests", timeout=60)
+    assert "cannot be indexed with a list" in ran.stdout, ran.stderr
 
 
 @pytest.fixture
@@ -87,7 +115,6 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
         ),
         ({"model": "training_workloads:frozen"}, ["no trainable parameter"]),
-        ({"model": "timm:resnet18x"}, ["Did you mean resnet18"]),
         ({"model": "raft_small"}, ["no loss", "--loss"]),
         ({"dataset": "Kinetics", "data_root": "."}, ["frames_per_clip", "factory"]),
     ],
@@ -95,11 +122,6 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
 def test_what_cannot_be_used_is_said_with_what_can(names, words):
     message = str(refused(**names))
     assert all(word in message for word in words), message
-
-
-def test_without_timm_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    assert "pip install timm" in str(refused(model="timm:resnet18"))
 
 
 def test_a_module_that_parses_its_command_line_is_told_where_to_put_that(in_folder):
@@ -136,19 +158,16 @@ def write_mnist(folder):
         (folder / "MNIST" / "raw" / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + bytes(2))
 
 
-@pytest.mark.parametrize(
-    ("more", "shape"),
-    [
-        ({"model": "training_workloads:Linear"}, (1, 28, 28)),
-        ({"model": "training_workloads:Linear", "image_size": 16}, (1, 16, 16)),
-        ({"model": "squeezenet1_1"}, (3, 224, 224)),
-    ],
-)
-def test_mnist_keeps_one_channel_for_a_model_of_ones_own(tmp_path, more, shape):
+def test_mnist_keeps_one_channel_for_a_model_of_ones_own(tmp_path):
     write_mnist(tmp_path)
-    workload = build_workload(spec(dataset="MNIST", data_root=str(tmp_path), **more))
-    assert workload.dataset[0][0].shape == shape
-    assert "ToTensor" in transform_text(workload.dataset)
+    for more, shape in (
+        ({}, (1, 28, 28)),
+        ({"image_size": 16}, (1, 16, 16)),
+        ({"model": "squeezenet1_1"}, (3, 224, 224)),
+    ):
+        workload = build_workload(spec(dataset="MNIST", data_root=str(tmp_path), **more))
+        assert workload.dataset[0][0].shape == shape
+        assert "ToTensor" in transform_text(workload.dataset)
 
 
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):

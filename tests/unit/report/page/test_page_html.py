@@ -48,12 +48,9 @@ def test_what_a_user_named_adds_no_element_and_ends_no_script(tmp_path) -> None:
     assert not elements.named("img")
     assert "&lt;script&gt;alert(1)&lt;/script&gt; + resnet50" in page
     assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
-
-
-def test_the_figures_read_back_as_they_were() -> None:
-    value = {"text": [BREAKOUT], "y": [1.5, None]}
-    embedded = write.as_data(value)
-    assert json.loads(embedded) == value
+    figures = {"text": [BREAKOUT], "y": [1.5, None]}
+    embedded = write.as_data(figures)
+    assert json.loads(embedded) == figures
     assert not set("<>&\u2028") & set(embedded)
 
 
@@ -67,7 +64,6 @@ def test_the_page_is_one_file_that_may_ask_for_nothing_and_shows_code_as_it_is_t
     assert page.count("* plotly.js v") == 1
     assert "plotly" not in sys.modules
     block = re.search(r'<pre id="code-1">(.*?)</pre>', page, re.DOTALL)
-    assert block is not None
     assert "\n    num_workers=16,\n" in block[1]
 
 

@@ -1,98 +1,90 @@
 """What the pages claim, as data: only what was confirmed, and no more than the intervals allow."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from page_rig import config, cut_short, explained, golden, measured, measurement, with_code_changes, with_trials
+from page_rig import config, cut_short, explained, golden, measured, measurement, with_trials
 
 from loadtune.records.facts import Device
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
-from loadtune.report.page.figures import contestants, gains, memory_lines, timelines, trials
-from loadtune.report.page.roofline import roofline
-from loadtune.report.page.view import MOST_NOTES, Page, board_view, limits_table, page_view
+from loadtune.report.page.figures import Panel, contestants, figures, gains, roofline, timelines, trials
+from loadtune.report.page.write import MOST_NOTES, board_view, limits_table, page_view
 from loadtune.report.tables import trial_table
 
 BEST = golden().best.config
 
 
-def row(view: Page, name: str) -> tuple[str, ...]:
-    return next(cells[1:] for cells in view.figures.rows if cells[0] == name)
+def row(view: dict[str, Any], name: str) -> tuple[str, ...]:
+    return next(cells[1:] for cells in view["confirmed"].rows if cells[0] == name)
 
 
-def words(view: Page) -> str:
-    return "\n".join(line for section in view.sections for line in section.lines)
+def words(view: dict[str, Any]) -> str:
+    return "\n".join(line for section in view["sections"] for line in section.lines)
 
 
-def traces(figure, panel: int = 0):
-    return {trace["name"]: trace for trace in figure.panels[panel].data}
+def traces(panels: list[Panel]) -> dict[str, Any]:
+    """Those with points, by name; plotly.js leaves the others out."""
+    return {trace["name"]: trace for trace in panels[0].data if trace["x"]}
 
 
 @pytest.mark.parametrize(
-    "result", [golden(), cut_short(), with_trials(1), with_trials(200)], ids=["all", "none", "1", "200"]
+    ("result", "drawn"),
+    [
+        (with_trials(1), {"roofline", "gains", "finalists", "memory", "timelines", "trials"}),
+        (cut_short(), set()),
+    ],
+    ids=["all", "none"],
 )
-def test_every_figure_is_drawn_or_says_why_not(result) -> None:
-    page = page_view(result)
-    shown = [chapter.figure for chapter in page.chapters]
-    keys = ["roofline", "gains", "finalists", "memory", "timelines", "trials"]
-    assert [figure.key for figure in shown] == keys
-    assert all(bool(figure.panels) != bool(figure.missing) for figure in shown)
-    assert bool(page.tiles) == (result.best is not None)
+def test_what_is_there_is_drawn(result, drawn) -> None:
+    assert {key for key, panels in figures(result).items() if panels} == drawn
+    assert bool(page_view(result)["tiles"]) == (result.best is not None)
 
 
 def test_best_and_baseline_stand_side_by_side_with_what_is_known() -> None:
     view = page_view(replace(golden(), best_at_your_batch=None))
-    assert view.figures is not None
-    assert view.figures.columns == ("", "best", "baseline")
+    assert view["confirmed"].columns == ("", "best", "baseline")
     assert row(view, "samples/s (95% CI)") == ("4,050 ± 162", "1,620 ± 48.6")
     assert row(view, "speed-up (99% CI)") == ("2.50× (2.38–2.63)", "–")
-    failed = page_view(replace(golden(), finalists=golden().finalists[:2]))
+    failed = page_view(replace(golden(), finalists=golden().finalists[:2], notes=tuple(map(str, range(9)))))
     assert row(failed, "samples/s (95% CI)")[-1] == "not measured"
     assert row(failed, "GPU utilization")[-1] == "–"
+    notes = failed["sections"][-1].lines
+    assert (len(notes), notes[-1]) == (MOST_NOTES + 1, "4 more notes in result.json.")
+    on_cpu = page_view(replace(golden(), device=Device(kind="cpu", name="Xeon")))
+    assert not any("GPU" in cells[0] for cells in on_cpu["confirmed"].rows)
+    assert row(on_cpu, "peak RAM")[0] == "8.38 GiB"
 
 
 def test_a_changed_batch_size_comes_with_its_warning_and_code_that_differs_is_shown() -> None:
     view, same = page_view(golden()), page_view(replace(golden(), best_at_your_batch=golden().best))
     assert "check accuracy" in words(view)
     titles = ["Loader", "Training step", "Loader at your batch size"]
-    assert [block.title for block in view.code] == titles
-    assert [block.title for block in same.code] == titles[:2]
+    assert [block.title for block in view["code"]] == titles
+    assert [block.title for block in same["code"]] == titles[:2]
     assert "check accuracy" not in words(page_view(replace(golden(), best=golden().best_at_your_batch)))
 
 
 def test_a_run_cut_short_claims_nothing_and_says_what_stands() -> None:
     cut = replace(golden(), cut_short="interrupted", best=None, best_at_your_batch=None, finalists=())
     view = page_view(cut)
-    assert (view.figures, view.code) == (None, ())
-    assert view.warning == "Cut short: interrupted. Nothing was confirmed."
+    assert (view["confirmed"], view["code"]) == (None, ())
+    assert view["warning"] == "Cut short: interrupted. Nothing was confirmed."
     assert "4,210 samples/s with batch 256, 16 workers, pinned, fp16" in words(view)
     assert "×" not in words(view)
     assert "No trial was measured" in words(page_view(replace(cut, trials=())))
     for whole, scope in ((True, "confirmation was complete"), (False, "fewer runs than planned")):
-        assert scope in (page_view(replace(golden(), cut_short="interrupted", confirmed_whole=whole)).warning or "")
+        assert scope in (page_view(replace(golden(), cut_short="interrupted", confirmed_whole=whole))["warning"] or "")
 
 
-def test_on_cpu_there_is_no_gpu_row() -> None:
-    view = page_view(replace(golden(), device=Device(kind="cpu", name="Xeon")))
-    assert not any("GPU" in cells[0] for cells in view.figures.rows)
-    assert row(view, "peak RAM")[0] == "8.38 GiB"
-
-
-def test_at_most_five_notes_are_shown_and_the_rest_is_counted() -> None:
-    notes = page_view(replace(golden(), notes=tuple(map(str, range(9))))).sections[-1]
-    assert (len(notes.lines), notes.lines[-1]) == (MOST_NOTES + 1, "4 more notes in result.json.")
-
-
-def test_the_table_of_trials_sorts_by_figures_and_marks_the_best() -> None:
+def test_the_table_of_trials_sorts_by_figures_and_marks_the_best_and_every_trial_is_drawn_once() -> None:
     table = trial_table(golden())
-    assert [each.outcome for each in table.rows] == ["measured", "measured", "failed"]
-    assert [each.by_column["samples/s"].order for each in table.rows] == [1610, 4210, None]
-    assert [each.is_best for each in table.rows] == [False, True, False]
-    assert {tuple(each.by_column) for each in table.rows} == {table.columns}
-
-
-def test_every_trial_is_drawn_once_under_the_best_so_far_and_what_failed_says_why() -> None:
+    assert [each.outcome for each in table] == ["measured", "measured", "failed"]
+    assert [each.by_column["samples/s"].order for each in table] == [1610, 4210, None]
+    assert [each.is_best for each in table] == [False, True, False]
+    assert len({tuple(each.by_column) for each in table}) == 1
     result = with_trials(60)
     found = traces(trials(result))
     assert sorted(x for trace in found.values() if trace["mode"] == "markers" for x in trace["x"]) == list(range(60))
@@ -102,18 +94,14 @@ def test_every_trial_is_drawn_once_under_the_best_so_far_and_what_failed_says_wh
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
 
 
-def test_contestants_are_shown_run_by_run() -> None:
+def test_contestants_are_shown_run_by_run_and_gains_are_their_steps_then_changes_of_the_code() -> None:
     found = traces(contestants(golden()))
     assert found["mean"]["x"] == [4050, 2800, 1620]
     assert len(found["run"]["x"]) == 5
-
-
-def test_gains_are_the_steps_to_the_answer_then_changes_measured_or_predicted() -> None:
-    found = traces(gains(with_code_changes(explained({"half_the_loading": 5250.0}))))
+    found = traces(gains(replace(explained(), remedies=golden().remedies)))
     assert found["measured"]["x"] == pytest.approx([2800 / 1620, 1.32, 1.27, 0.99])
     assert found["measured"]["error_x"]["array"][2] == pytest.approx(0.05)
     assert found["predicted"]["x"] == pytest.approx([1.05, 5250 / 4050])
-    assert gains(replace(golden(), best=None, best_at_your_batch=None)).missing
 
 
 def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_were_tried() -> None:
@@ -126,59 +114,51 @@ def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_
     assert found["95% interval"]["fill"] == "toself"
     lines = {"pinning thread 86%", "GPU 14%", "CPU cores", "worker processes"}  # main is far above
     assert set(found) == {*lines, "95% interval", "predicted", "best"}
+    assert set(traces(roofline(explained(holds=False)))) == {"95% interval", "predicted", "best"}
 
 
 def test_only_what_was_measured_with_the_winners_recipe_is_marked() -> None:
     twelve = replace(BEST, loader=replace(BEST.loader, num_workers=12))
     finalist = Finalist(config=twelve, runs=(measurement(3900), measurement(4100)), half_width_fraction=0.05)
-    result = explained()
-    result = replace(
-        result, trials=(measured(0, 999, config(512, 8)),), finalists=(*result.finalists, finalist), yours=twelve
-    )
+    ten, two = (replace(BEST, loader=replace(BEST.loader, num_workers=number)) for number in (10, 2))
+    also, result = replace(finalist, config=ten), explained()
+    trials = (measured(0, 999, config(512, 8)), measured(1, 800, two))
+    result = replace(result, trials=trials, finalists=(*result.finalists, finalist, also), yours=twelve)
     found = traces(roofline(result))
     assert (found["baseline"]["x"], found["baseline"]["y"]) == ([12], [pytest.approx(4000)])
     assert found["best"]["error_y"]["array"] == [pytest.approx(0.04 * 4050)]
-    assert "measured" not in found
+    assert dict(zip(found["measured"]["x"], found["measured"]["error_y"]["array"], strict=True)) == {
+        10: pytest.approx(200),
+        2: None,
+    }
     assert "baseline" not in traces(roofline(explained()))
 
 
-def test_where_the_model_does_not_hold_no_resource_is_drawn_or_named() -> None:
-    figure = roofline(explained(holds=False))
-    assert set(traces(figure)) == {"95% interval", "predicted", "best"}
-    assert "does not describe this job" in figure.reading
-    assert "no throughput model" in roofline(replace(golden(), bottleneck=None)).missing
-    assert "No configuration was confirmed" in roofline(cut_short()).missing
-
-
 def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
-    figure = memory_lines(golden())
-    found, shapes = traces(figure), figure.panels[0].layout["shapes"]
+    panels = figures(golden())["memory"]
+    found, shapes = traces(panels), panels[0].layout["shapes"]
     assert found["failed"]["x"] == [3310]
     assert found["trained"]["x"] == [32, 900, 3131, 3296]
     assert [shape["label"]["text"] for shape in shapes] == ["memory for training", "safe"]
     table = limits_table(golden())
-    assert table is not None
     assert table.rows[0][1:3] == ("3,131", "3,296")
     assert [cells[-1] for cells in table.rows] == ["6,121 samples/s at batch 256", "–"]
     predicted = replace(golden().ceilings[0], verified=False, probes=(FitReport(precision="fp16", batch_size=32),))
     table = limits_table(replace(golden(), ceilings=(predicted,)))
-    assert table is not None
     assert table.rows[0][1:3] == ("3,131 (predicted)", "3,296 (predicted)")
-    assert limits_table(cut_short()) is None
 
 
-def test_timelines_stand_one_under_the_other_or_say_why_not() -> None:
+def test_timelines_stand_one_under_the_other() -> None:
     def sampled(*values: float | None):
         timeline = Timeline(slice_s=0.5, gpu_utilization_fraction=values)
         return measurement(400, telemetry=Telemetry(seconds=1.5, timeline=timeline))
 
     yours = Finalist(config=golden().yours, runs=(sampled(0.0, 1.0, None),))
-    figure = timelines(replace(golden(), finalists=(Finalist(config=BEST, runs=(sampled(1.0, 0.9),)), yours)))
-    assert [panel.title.split(":")[0] for panel in figure.panels] == ["baseline", "best"]
-    assert traces(figure)["GPU utilization"]["y"] == [0.0, 1.0, None, None]
-    unsampled = measurement(400, telemetry=Telemetry(seconds=3.0, missing={"timeline": "no /proc here"}))
-    none = timelines(replace(golden(), yours=None, finalists=(Finalist(config=BEST, runs=(unsampled,)),)))
-    assert none.missing == "This result has no timelines: no /proc here."
+    panels = timelines(replace(golden(), finalists=(Finalist(config=BEST, runs=(sampled(1.0, 0.9),)), yours)))
+    assert [panel.title.split(":")[0] for panel in panels] == ["baseline", "best"]
+    assert traces(panels)["GPU utilization"]["y"] == [0.0, 1.0, None, None]
+    unsampled = measurement(400, telemetry=Telemetry(seconds=3.0))
+    assert timelines(replace(golden(), yours=None, finalists=(Finalist(config=BEST, runs=(unsampled,)),))) == []
 
 
 def test_a_board_has_the_newest_of_each_workload_and_machine_first() -> None:
@@ -186,7 +166,7 @@ def test_a_board_has_the_newest_of_each_workload_and_machine_first() -> None:
     new, old = (replace(result, created=f"2026-11-{day:02}T08:00:00Z") for day in (3, 1))
     other = replace(new, device=replace(result.device, name="A10"), best=None)
     board = board_view([old, other, new])
-    assert [row.by_column["when (UTC)"].text[:10] for row in board.table.rows] == ["2026-11-03"] * 2 + ["2026-11-01"]
-    assert [row.outcome for row in board.table.rows] == ["no answer", "answer", "answer"]
-    assert [row.by_column["samples/s"].text for row in board.table.rows] == ["–", "4,050 ± 162", "4,050 ± 162"]
-    assert board.subtitle == "3 results, 2 with an answer"
+    assert [row.by_column["when (UTC)"].text[:10] for row in board["rows"]] == ["2026-11-03"] * 2 + ["2026-11-01"]
+    assert [row.outcome for row in board["rows"]] == ["no answer", "answer", "answer"]
+    assert [row.by_column["samples/s"].text for row in board["rows"]] == ["–", "4,050 ± 162", "4,050 ± 162"]
+    assert board["subtitle"] == "3 results, 2 with an answer"

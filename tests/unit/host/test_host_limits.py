@@ -1,7 +1,10 @@
-"""Limits and counts of control groups, from small file trees with the kernel's texts."""
+"""Cores, memory and their limits, control groups among them, from small file trees with the kernel's texts."""
 
+import platform
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +18,8 @@ from loadtune.host.cgroup import (
     read_group_folders,
     read_memory_limits,
 )
-from loadtune.host.cpu import cpu_use
-from loadtune.host.memory import read_oom_kills
+from loadtune.host.cpu import cores_used_s, cpu_use, read_cpu_name, read_num_usable_cores
+from loadtune.host.memory import read_oom_kills, read_ram, read_shm
 
 V2_MOUNT = "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = """\
@@ -44,10 +47,8 @@ def make_tree(root: Path, groups: str, mounts: str, files: dict[str, str] | None
     ("controller", "groups", "mounts", "folders"),
     [
         (UNIFIED, "0::/user.slice/job.scope\n", V2_MOUNT, ["user.slice/job.scope", "user.slice", ""]),
-        (UNIFIED, "0::/\n", V2_MOUNT, [""]),  # a container with a namespace of its own
         ("memory", "4:memory:/docker/4f5e/inner\n", DOCKER_V1_MOUNT, ["memory/inner", "memory"]),
         ("memory", "4:memory:/../../kubepods/pod1\n", DOCKER_V1_MOUNT, ["memory"]),  # outside of what is mounted
-        ("memory", "4:memory:/elsewhere\n", DOCKER_V1_MOUNT, ["memory"]),
         ("cpu", "4:memory:/x\n", DOCKER_V1_MOUNT, []),
     ],
 )
@@ -66,9 +67,14 @@ def test_any_text_is_taken(text):
 def test_the_tightest_quota_of_nested_v2_groups_wins(tmp_path):
     files = {"pod/box/cpu.max": "800000 100000\n", "pod/cpu.max": "300000 100000\n", "cpu.max": "max 100000\n"}
     system = make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT, files)
-    quota = read_cpu_quota(system)
-    assert quota is not None
-    assert (quota.cores, quota.folder) == (3.0, system / "sys/fs/cgroup/pod")
+    assert read_cpu_quota(system) == (3.0, system / "sys/fs/cgroup/pod")
+
+
+@pytest.mark.parametrize(("quota", "usable"), [("max", 16), ("150000", 2), ("20000", 1), ("1700000", 16)])
+def test_usable_cores_are_the_least_of_affinity_and_quota(tmp_path, monkeypatch, quota, usable):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    system = make_tree(tmp_path, "0::/\n", V2_MOUNT, {"cpu.max": f"{quota} 100000\n"})
+    assert read_num_usable_cores(system) == usable
 
 
 @pytest.mark.parametrize(
@@ -94,13 +100,14 @@ def test_the_tightest_quota_of_nested_v2_groups_wins(tmp_path):
     ],
     ids=["v2", "v1"],
 )
-def test_under_a_quota_the_groups_own_account_is_used(tmp_path, groups, mounts, files, second):
+def test_under_a_quota_the_groups_own_account_is_used(tmp_path, monkeypatch, groups, mounts, files, second):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     system = make_tree(tmp_path, groups, mounts, files)
-    probe = cpu_use(2, (0, 1), system)
-    before = probe.look(0.0)["cpu_utilization_fraction"]
+    probe = cpu_use(system)
+    before = probe.look()["cpu_utilization_fraction"]
     make_tree(tmp_path, groups, mounts, second)
     # 0.75 s of the 1.5 s that the quota grants
-    assert probe.look(1.0)["cpu_utilization_fraction"].total - before.total == pytest.approx(0.5)
+    assert probe.look()["cpu_utilization_fraction"].total - before.total == pytest.approx(0.5)
 
 
 def test_memory_limits_of_v1_leave_out_cache_that_can_be_dropped(tmp_path):
@@ -111,12 +118,16 @@ def test_memory_limits_of_v1_leave_out_cache_that_can_be_dropped(tmp_path):
         "memory/batch/memory.stat": "total_inactive_file 300\n",
     }
     (limit,) = read_memory_limits(make_tree(tmp_path, V1_MEMBERSHIP, V1_MOUNTS, files))
-    assert (limit.limit_bytes, limit.used_bytes, limit.available_bytes) == (1000, 600, 400)
+    assert limit == (1000, 400)
 
 
-def test_without_control_groups_nothing_is_limited(tmp_path):
-    assert read_cpu_quota(tmp_path) is None
-    assert read_memory_limits(tmp_path) == ()
+def test_each_memory_limit_binds_with_its_own_groups_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000, available=900))
+    system = make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT)
+    assert read_ram(system) == (1000, 1000, 900)
+    files = {"pod/memory.max": "800\n", "pod/memory.current": "700\n", "pod/box/memory.max": "500\n"}
+    make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT, files | {"pod/box/memory.current": "100\n"})
+    assert read_ram(system) == (1000, 500, 100)
 
 
 def test_the_own_groups_oom_kills_come_before_the_machines(tmp_path):
@@ -127,11 +138,35 @@ def test_the_own_groups_oom_kills_come_before_the_machines(tmp_path):
     assert read_oom_kills(system) == 7
     make_tree(tmp_path, "0::/job\n", V2_MOUNT, {"job/memory.events": "oom 1\noom_kill 0\n"})
     assert read_oom_kills(system) == 0
-
-
-def test_a_v1_group_counts_its_own_oom_kills(tmp_path):
     files = {
         "memory/batch/memory.oom_control": "oom_kill 9\n",
         "memory/batch/job7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
     }
-    assert read_oom_kills(make_tree(tmp_path, V1_MEMBERSHIP, V1_MOUNTS, files)) == 2
+    assert read_oom_kills(make_tree(tmp_path / "v1", V1_MEMBERSHIP, V1_MOUNTS, files)) == 2
+
+
+def test_cpu_name(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor\t: 0\nmodel\t\t: 2\nmodel name\t: AMD  EPYC 9575F\n\nprocessor\t: 1\n"
+    )
+    assert read_cpu_name(tmp_path) == "AMD EPYC 9575F"
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert read_cpu_name(tmp_path) == platform.machine()
+
+
+def test_this_machine_makes_sense(tmp_path):
+    ram = read_ram()
+    assert 0 < ram.available_bytes <= ram.limit_bytes <= ram.total_bytes
+    assert read_num_usable_cores() >= 1
+    assert read_cpu_name(tmp_path) != ""
+    assert read_shm(tmp_path / "nowhere") == (0, 0)
+    total, free = read_shm(tmp_path)
+    assert free <= total
+
+
+def test_busy_is_all_but_idle_and_iowait_of_the_cores_that_are_ours_and_online(monkeypatch):
+    cores = [SimpleNamespace(user=busy, idle=1000.0, iowait=7.0) for busy in (10.0, 100.0, 5.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 16)
+    assert cores_used_s((0, 2, 9)) == 15.0

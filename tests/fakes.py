@@ -1,7 +1,5 @@
-"""Fakes for every seam: a training with a known surface and memory line, a clock, a sensor.
-
-They make the whole tuner run in about a second with known answers. Nothing here touches a device or a process.
-"""
+"""Fakes for every seam: a training with a known surface and memory line, a clock, a sensor. With them the whole tuner
+runs in about a second, with known answers."""
 
 import math
 import random
@@ -12,7 +10,7 @@ from loadtune.errors import OutOfTimeError
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import GpuFacts, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
-from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.memory import NUM_STEPS, BatchTry, FitReport
 from loadtune.records.result import Examined
 from loadtune.records.telemetry import Reading, Telemetry
 from loadtune.seams import Watch
@@ -38,13 +36,12 @@ class FakeSensor:
     """Always reads the same."""
 
     clock: FakeClock
-    gpu_utilization_fraction: float | None = 0.8
 
     def latest(self) -> Reading:
-        return Reading(gpu_utilization_fraction=self.gpu_utilization_fraction)
+        return Reading(gpu_utilization_fraction=0.8)
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
-        return Telemetry(seconds=end_s - start_s, gpu_utilization_fraction=self.gpu_utilization_fraction)
+        return Telemetry(seconds=end_s - start_s, gpu_utilization_fraction=0.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,6 @@ class Surface:
     """Saturated samples/s of the plain recipe."""
     channels_last_gain: float = 1.7
     fused_gain: float = 1.1
-    compile_gain: float = 1.17
     compile_s: float = 40.0
     """What compiling takes, for each recipe and batch size once."""
     half_batch: float = 16.0
@@ -76,7 +72,7 @@ class Surface:
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         rate = self.compute_per_s[recipe.precision] * batch_size / (batch_size + self.half_batch)
         rate *= self.channels_last_gain if recipe.memory_format == "channels_last" else 1.0
-        rate *= self.compile_gain if recipe.compile else 1.0
+        rate *= 1.17 if recipe.compile else 1.0
         return rate * (self.fused_gain if recipe.fused_optimizer else 1.0)
 
     def training_rate(self, config: TrialConfig) -> float:
@@ -130,11 +126,11 @@ class FakeTraining:
     until_s: float = math.inf
     """When requests end, as `finish_by` set it."""
 
+    _random: random.Random = field(init=False)
+    _compiled: set[tuple[Recipe, int]] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-
-    _random: random.Random = field(default_factory=random.Random, repr=False)
-    _compiled: set[tuple[Recipe, int]] = field(default_factory=set, repr=False)
 
     def finish_by(self, until_s: float) -> None:
         self.until_s = until_s
@@ -156,10 +152,8 @@ class FakeTraining:
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         self._begin("compute", batch_size)
-        if batch_size < self.describe().min_batch_size:
-            return _too_small("compute")
-        if batch_size > self.surface.largest_batch(recipe.precision):
-            return _oom("compute", batch_size)
+        if failure := self._unfit(recipe, batch_size, "compute"):
+            return failure
         compile_s = self._compile(recipe, batch_size)
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
         num_steps = max(1, round(seconds / 4 / step_s))
@@ -170,59 +164,59 @@ class FakeTraining:
         self._begin("memory", asked.batch_size)
         step_s = asked.batch_size / self.surface.compute_rate(asked.recipe, asked.batch_size)
         self._compile(asked.recipe, asked.batch_size)
-        self._spend(asked.num_steps * step_s, "memory")
+        self._spend(NUM_STEPS * step_s, "memory")
         peak = self.surface.peak_bytes(asked.recipe.precision, asked.batch_size)
         report = FitReport(
             precision=asked.recipe.precision,
             batch_size=asked.batch_size,
             budget_bytes=self.surface.budget_bytes,
-            seconds=asked.num_steps * step_s,
+            seconds=NUM_STEPS * step_s,
         )
-        if asked.batch_size < self.describe().min_batch_size:
-            return replace(report, failure=_too_small("first step"))
-        if peak > self.surface.budget_bytes:
-            return replace(report, failure=_oom("training", asked.batch_size))
+        if failure := self._unfit(asked.recipe, asked.batch_size, "first step"):
+            return replace(report, failure=failure)
         retries = int(peak > self.surface.quiet_share * self.surface.budget_bytes)
         return replace(
             report,
             first_step_peak_bytes=peak,
             steady_peak_bytes=peak,
             partial_batch_size=asked.partial_batch_size,
-            num_alloc_retries=retries * asked.num_steps,
+            num_alloc_retries=retries * NUM_STEPS,
             num_steady_retries=retries if asked.verify else None,
-            step_s=step_s if asked.num_steps > 1 or asked.verify else None,
+            step_s=step_s,
         )
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self._begin("training", config.batch_size)
         self._spend(self.prepare_s, "prepare")
-        failure = self.fail(config)
-        if failure is not None:
+        if failure := self.fail(config):
             return failure
-        if config.batch_size < self.describe().min_batch_size:
-            return _too_small("training")
-        if config.batch_size > self.surface.largest_batch(config.precision):
-            return _oom("training", config.batch_size)
+        if failure := self._unfit(config.recipe, config.batch_size, "training"):
+            return failure
         self._compile(config.recipe, config.batch_size)
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         gain = math.prod(self.remedy_gains.get(name, 1.0) for name in config.remedies)
         step_s = config.batch_size / (self.surface.training_rate(config) * luck * gain)
         num_steps = max(1, round(window_s / step_s))
-        windows = []
-        while True:
+        windows, is_finite = list[Window](), self.finite(config)
+        while not windows or watch(windows[-1]):
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
-            tokens = None if self.sample_tokens is None else self.sample_tokens(config.batch_size)
-            tokens = None if tokens is None else round(tokens * window.num_samples)
-            window = replace(window, loss_is_finite=self.finite(config), num_tokens=tokens)
-            windows.append(window)
-            if not watch(windows[-1]):
-                break
+            tokens = self.sample_tokens and round(self.sample_tokens(config.batch_size) * window.num_samples)
+            windows.append(replace(window, loss_is_finite=is_finite, num_tokens=tokens))
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0, ready_s=1.0)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         self._begin("examine", config.batch_size)
         self._spend(1.0, "remedies")
         return tuple(self.examined.get(name, Examined(name=name, refused="the fake has none")) for name in names)
+
+    def _unfit(self, recipe: Recipe, batch_size: int, phase: str) -> TrialFailure | None:
+        """As batch normalization refuses a batch of one, and as memory runs out."""
+        if batch_size < self.describe().min_batch_size:
+            message = "ValueError: Expected more than 1 value per channel when training"
+            return TrialFailure(kind="user_error", phase=phase, message=message)
+        if batch_size > self.surface.largest_batch(recipe.precision):
+            return TrialFailure(kind="oom", phase=phase, message=f"out of memory at a batch of {batch_size}")
+        return None
 
     def _compile(self, recipe: Recipe, batch_size: int) -> float | None:
         """Seconds spent on it now; None where the recipe is not compiled."""
@@ -259,7 +253,6 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
         num_parameters=25_557_032,
         precisions=tuple(surface.compute_per_s),
         min_batch_size=1,
-        start_method="fork",
         device_name="Fake GPU",
         memory_capacity_bytes=surface.budget_bytes,
         memory_budget_bytes=surface.budget_bytes,
@@ -268,17 +261,8 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
 
 def fake_host(*, num_usable_cores: int = 16, num_gpus: int = 1) -> HostFacts:
     """A machine that fits the default `Surface`."""
-    gpus = tuple(
-        GpuFacts(
-            uuid=f"GPU-{index:08d}-0000-0000-0000-000000000000",
-            index=index,
-            name="Fake GPU",
-            total_bytes=140 * GIB,
-            free_bytes=139 * GIB,
-            utilization_fraction=0.0,
-        )
-        for index in range(num_gpus)
-    )
+    gpu = {"name": "Fake GPU", "total_bytes": 140 * GIB, "free_bytes": 139 * GIB, "utilization_fraction": 0.0}
+    uuids = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(num_gpus)]
     return HostFacts(
         hostname="fake",
         os="Linux",
@@ -294,15 +278,5 @@ def fake_host(*, num_usable_cores: int = 16, num_gpus: int = 1) -> HostFacts:
         ram_available_bytes=120 * GIB,
         shm_total_bytes=64 * GIB,
         shm_free_bytes=64 * GIB,
-        gpus=gpus,
+        gpus=tuple(GpuFacts(uuid=uuid, index=index, **gpu) for index, uuid in enumerate(uuids)),
     )
-
-
-def _too_small(phase: str) -> TrialFailure:
-    """As batch normalisation refuses a batch of one."""
-    message = "ValueError: Expected more than 1 value per channel when training"
-    return TrialFailure(kind="user_error", phase=phase, message=message)
-
-
-def _oom(phase: str, batch_size: int) -> TrialFailure:
-    return TrialFailure(kind="oom", phase=phase, message=f"out of memory at a batch of {batch_size}")
