@@ -6,7 +6,6 @@ the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they 
 """
 
 import sys
-from io import FileIO, TextIOWrapper
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
 from loadtune.cli_results import compare, export, report
-from loadtune.ending import LastingStream, exit_code, show, termination_as_interruption, told_plainly
+from loadtune.ending import exit_code, lasting_streams, show, termination_as_interruption, told_plainly
 from loadtune.errors import UsageError
 from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import TuneConfig
@@ -48,12 +47,7 @@ Examples:
 
 def main() -> None:
     """Entry point of the ``loadtune`` command."""
-    if sys.stderr is not None:  # None: it was closed from the start
-        unbuffered = FileIO(sys.stderr.fileno(), "w", closefd=False)
-        sys.stderr = LastingStream(unbuffered, sys.stderr.encoding, write_through=True)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a locale may lack our signs
-            stream.reconfigure(errors="replace")
+    lasting_streams()
     app(prog_name="loadtune")
 
 
@@ -122,7 +116,7 @@ def run(
             goes_on = f"loadtune run --resume {quote(str(place))}" if can_go_on else None
             typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
         if json:
-            typer.echo(store.as_json(result), nl=False)
+            typer.echo(store.as_json(result).decode(), nl=False)
         if code := exit_code(result):
             raise typer.Exit(code)
 
@@ -173,7 +167,7 @@ def doctor(
         device = machine.choose_device(facts, None)
         telemetry = machine.read_telemetry(device)
         if json:
-            typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}), nl=False)
+            typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}).decode(), nl=False)
         else:
             show(banner_text((*banner(facts, device), *telemetry_rows(telemetry))), sys.stdout)
 

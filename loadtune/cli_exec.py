@@ -112,7 +112,10 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
         for line in told.summary(found) or [_why_nothing(Path(name))]:
             told.print_line(line)
     if out is not None:
-        told.write(found, out)
+        try:
+            told.write(found, out)
+        except OSError as error:
+            told.print_line(f"--out {out}: the result could not be written ({error.strerror}).")
     return code
 
 

@@ -87,7 +87,7 @@ def memory(
         from loadtune.report.tables import view_text
 
         if json:
-            typer.echo(as_json(report), nl=False)
+            typer.echo(as_json(report).decode(), nl=False)
         else:
             show(view_text(footprint_view(report)), sys.stdout)
 

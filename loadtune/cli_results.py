@@ -223,7 +223,7 @@ def compare(
             raise typer.Exit({"held": 0, "fell": NO_ANSWER}.get(outcome, UNCLEAR if strict else 0))
         found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
         if json:
-            typer.echo(as_json(found), nl=False)
+            typer.echo(as_json(found).decode(), nl=False)
         else:
             _show(found)
         if found.ratio is None:
@@ -251,7 +251,8 @@ def _measure(
             typer.echo(f"Result: {write_result(found.result, folder)}", err=True)
     if json:
         typer.echo(
-            as_json({"outcome": found.outcome, "reason": found.reason, "comparison": found.comparison}), nl=False
+            as_json({"outcome": found.outcome, "reason": found.reason, "comparison": found.comparison}).decode(),
+            nl=False,
         )
     else:
         if found.comparison is not None:

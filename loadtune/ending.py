@@ -4,14 +4,15 @@ In: what rich renders, whatever a command raised, or a signal. Out: lines on a s
 `cli` modules, which are about what is asked; no others print or exit. rich is loaded on first use.
 """
 
+import errno
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from io import FileIO, TextIOWrapper
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,6 +20,7 @@ import typer
 
 from loadtune.errors import LoadtuneError, WorkloadError
 from loadtune.records.result import TuningResult
+from loadtune.units import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,9 +43,16 @@ def told_plainly(verbose: bool) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()  # here, where a reader that went away can still be met
+        if (lost := getattr(sys.stdout, "lost", None)) is not None and lost.errno != errno.EIO:
+            raise lost
     except BrokenPipeError:
         to_nowhere(sys.stdout)
         raise typer.Exit(READER_GONE) from None
+    except OSError as error:
+        if getattr(sys.stdout, "lost", None) is not error:
+            raise
+        typer.echo(f"error: The output could not be written ({error.strerror}). Free some space.", err=True)
+        raise typer.Exit(USER_CAN_MEND) from None
     except KeyboardInterrupt as interruption:
         typer.echo("Interrupted. No result was written.", err=True)
         raise typer.Exit(interruption_code(str(interruption))) from None
@@ -96,15 +105,15 @@ def _show(error: LoadtuneError, verbose: bool) -> None:
     if verbose:
         traceback.print_exception(error)
     if isinstance(error, WorkloadError) and error.user_traceback:
-        typer.echo(error.user_traceback.rstrip("\n"), err=True)
-    typer.echo(f"error: {error}", err=True)
+        typer.echo(plain(error.user_traceback.rstrip("\n")), err=True)
+    typer.echo(f"error: {plain(str(error))}", err=True)
 
 
 def show(content: "RenderableType", stream: TextIO) -> None:
     """Tables keep to the stream's width; code, which does not wrap, runs over it rather than being cut."""
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False)
+    console = Console(file=stream, highlight=False, color_system=None)
     with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
         console.print(content, crop=False)
     stream.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
@@ -112,17 +121,48 @@ def show(content: "RenderableType", stream: TextIO) -> None:
 
 
 class LastingStream(TextIOWrapper):
-    """Once its disk is full or its reader is gone, what is written goes nowhere. Not for a buffered file."""
+    """Once its disk is full, or its reader or terminal is gone, what is written goes nowhere; `lost` is why."""
 
     lost: OSError | None = None
 
     def write(self, text: str) -> int:
+        self._lasting(lambda: super(LastingStream, self).write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._lasting(super().flush)
+
+    def _lasting(self, act: Callable[[], object]) -> None:
         try:
-            return super().write(text)
+            act()
         except OSError as error:
-            self.lost = error
+            self.lost = self.lost or error
             to_nowhere(self)
-            return len(text)
+
+
+class PlainStream(LastingStream):
+    """And control characters in what is written are written out: no style is ever asked for here."""
+
+    def write(self, text: str) -> int:
+        super().write(plain(text))
+        return len(text)
+
+
+def lasting_streams() -> None:
+    """A standard stream that is closed is opened on the null device: the next file would take its number. stdout and
+    stderr outlive their disk, their reader and their terminal."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    if type(sys.stdout) is TextIOWrapper:  # a locale may lack our signs
+        encoding = sys.stdout.encoding
+        sys.stdout = PlainStream(sys.stdout.detach(), encoding, errors="replace", line_buffering=os.isatty(1))
+    unbuffered = FileIO(2, "w", closefd=False)
+    sys.stderr = LastingStream(unbuffered, sys.stderr.encoding, errors="replace", write_through=True)
 
 
 def to_nowhere(stream: TextIO) -> None:

@@ -30,7 +30,7 @@ from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.search.searching import changes, hung, study
 from loadtune.search.space import search_space
 from loadtune.training import TrainingClient
-from loadtune.units import counted, seconds_text
+from loadtune.units import counted, plain, seconds_text
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,7 @@ def _warn(progress: Progress) -> None:
 
 def _say(text: str) -> None:
     with suppress(OSError):  # a full disk, or nobody reads it
-        sys.stderr.write(f"loadtune: {text}\n")
+        sys.stderr.write(f"loadtune: {plain(text)}\n")
 
 
 def tune_on(

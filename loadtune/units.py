@@ -1,6 +1,24 @@
-"""Numbers to text, nowhere else. Each takes None for "not measured" and shows it as a dash."""
+"""Numbers to text, nowhere else, where None is "not measured" and shown as a dash; and texts from elsewhere."""
+
+import re
 
 MISSING = "–"
+
+MOST_TEXT = 2000
+"""Characters of a text that comes from elsewhere, such as an exception's; a log has it whole."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """The text with its control characters written out: a terminal obeys them."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def cut(text: str) -> str:
+    """At most `MOST_TEXT` characters: the beginning and the end."""
+    half = MOST_TEXT // 2
+    return text if len(text) <= MOST_TEXT else f"{text[:half]} […] {text[-half:]}"
 
 
 def bytes_text(count: float | None, figures: int = 3) -> str:

@@ -6,6 +6,7 @@ parent's limit binds its children. In a container affinity, physical memory and 
 of these. Every read takes the root of the file system, so that tests bring their own.
 """
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ def parse_quota(text: str) -> float | None:
     try:
         quota, period = map(int, text.split())
         return quota / period if quota > 0 and period > 0 else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -120,7 +121,7 @@ def parse_memory_limit(text: str) -> int | None:
 def parse_counters(text: str) -> dict[str, int]:
     """Lines such as ``oom_kill 17``. What is none is left out."""
     fields = (line.split() for line in text.splitlines())
-    return {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdecimal()}
+    return {field[0]: int(field[1]) for field in fields if len(field) == 2 and re.fullmatch(r"\d{1,19}", field[1])}
 
 
 def read_text(file: Path) -> str:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import secrets
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -16,6 +18,8 @@ from loadtune.units import counted, number_text, percent_text
 RESULT_FILE = "inflight.json"
 CACHE_VARIABLE = "LOADTUNE_CACHE"
 SCHEMA_VERSION = 1
+_HALF_WRITTEN_S = 60.0
+"""Age of a file from which on nobody writes it any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +153,11 @@ def _blocked(account: Account) -> str:
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE, **where: str | int) -> None:
     """The file is whole or as it was. ``where``: facts about the machine and the job. Raises OSError."""
     record = {"schema_version": SCHEMA_VERSION, **where, "loaders": [asdict(each) for each in found]}
-    part = folder / f"{name}.{os.getpid()}.tmp"
+    for old in folder.glob(f".{name}.????????"):  # of a writer that was killed
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > _HALF_WRITTEN_S:
+                old.unlink()
+    part = folder / f".{name}.{secrets.token_hex(4)}"
     part.write_text(json.dumps(record, indent=1))
     part.replace(folder / name)
 
@@ -169,7 +177,7 @@ def read(path: Path) -> list[Account]:
         if record["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is {record['schema_version']}, and {SCHEMA_VERSION} can be read")
         return [Account(**each) for each in record["loaders"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no result of loadtune exec: {error}") from None
 
 
@@ -215,7 +223,7 @@ def learnt_rows(folder: Path) -> list[tuple[str, ...]]:
     """One for each loader that is kept in a folder, as `LEARNT_COLUMNS` say; what cannot be read is left out."""
     rows = []
     for path in folder.glob("*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+        with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError):
             record, (found,) = json.loads(path.read_text()), read(path)
             rate = found.samples_per_s or 0.0
             rates = f"{number_text(rate)} ({rate / (found.first_samples_per_s or rate):.1f}×)"

@@ -60,9 +60,11 @@ def num_local_ranks(unknown: int = 1) -> int:
     """Processes that train on this machine and share what it has, as the launcher says; ``unknown`` where none does."""
     found = _number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     if found is None and (tasks := os.environ.get("SLURM_STEP_TASKS_PER_NODE")):
-        counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks)  # 2(x3),1: two tasks on three nodes, one on the next
-        each = [int(count) for count, times in counts for _ in range(int(times or 1))]
-        found = each[min(len(each) - 1, _number("SLURM_NODEID") or 0)] if each else None
+        node = _number("SLURM_NODEID") or 0
+        for count, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", tasks):  # 2(x3),1: two on three nodes, then one
+            found, node = int(count), node - int(times or 1)
+            if node < 0:
+                break
     return max(1, unknown if found is None else found)
 
 
@@ -78,4 +80,4 @@ def equal_share(unknown: int = 1) -> float:
 
 def _number(*names: str) -> int | None:
     values = (os.environ.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdecimal()), None)
+    return next((int(value) for value in values if value.isdecimal() and len(value) < 7), None)

@@ -12,7 +12,7 @@ from loadtune.records.config import TrialConfig
 from loadtune.records.telemetry import Progress
 from loadtune.report.tables import banner_text
 from loadtune.report.wording import STAGE_TEXT, settings_text
-from loadtune.units import MISSING, percent_text, rate_text, seconds_text
+from loadtune.units import MISSING, percent_text, plain, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,7 +70,7 @@ class LiveDisplay:
             style = "yellow" if progress.warning else None
             # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
             soft_wrap = not self._console.is_terminal
-            self._console.print(f"{head} {progress.message}", style=style, markup=False, soft_wrap=soft_wrap)
+            self._console.print(f"{head} {plain(progress.message)}", style=style, markup=False, soft_wrap=soft_wrap)
         self._newest, self._newest_s = progress, time.monotonic()
         if lost := getattr(self._console.file, "lost", None):  # the error of a `LastingStream`
             raise lost

@@ -7,6 +7,7 @@ module of its own because what reads a file of another version, or a damaged one
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -14,14 +15,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import msgspec
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError, UsageError
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import SCHEMA_VERSION, TuningResult
-from loadtune.units import bytes_text
+from loadtune.units import CONTROL, bytes_text
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ STUDY_FILE = "study.db"
 LOG_FILE = "training.log"
 """What the training process and its workers write."""
 _LOCK_FILE = "run.lock"
+_MOST_BYTES = 256 * 1024**2
+"""Of a file that is read: a run of a hundred trials has a few MB."""
 _RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")
 
 
@@ -67,20 +70,13 @@ def owned(folder: Path) -> Iterator[None]:
     """
     path = folder / _LOCK_FILE
     try:
-        file = path.open("a+")
+        file = _locked(path)
     except OSError as error:
         raise not_written(path, error) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UsageError(
-                f"{folder} is in use by another run ({file.read()}). A folder takes one run at a time. Wait until that "
-                "run ends, or run without --resume."
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        for name in (RESULT_FILE, STUDY_FILE, "run.json", "report.html"):  # of an owner that was killed
+            for half_written in folder.glob(f".{name}.????????"):
+                half_written.unlink(missing_ok=True)
         owner = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%F %T} UTC"
         with suppress(OSError):  # a full disk: run.json says so
             file.truncate(0)
@@ -90,6 +86,27 @@ def owned(folder: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 path.unlink()
+
+
+def _locked(path: Path) -> TextIO:
+    """The file at `path`, which is ours until it is closed; on a file system without locks it is anybody's."""
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                file.seek(0)
+                raise UsageError(
+                    f"{path.parent} is in use by another run ({file.read()}). A folder takes one run at a time. Wait "
+                    "until that run ends, or run without --resume."
+                ) from None
+        except OSError:
+            pass  # a file system without locks
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()  # its owner ended meanwhile, and removed it
 
 
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
@@ -111,8 +128,9 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
 
 
 def as_json(record: object) -> bytes:
-    """A record, or a dict of records, as indented JSON that ends in a newline."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    """A record, or a dict of records, as indented JSON that ends in a newline. Control characters are escaped."""
+    text = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode() + b"\n"
 
 
 def write_result(result: TuningResult, folder: Path) -> Path:
@@ -122,7 +140,7 @@ def write_result(result: TuningResult, folder: Path) -> Path:
 
 def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
     """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
             with temporary.open("wb") as file:
@@ -200,6 +218,8 @@ def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:
 def read_record(file: Path, kind: type[T], name: str, *, or_else: str) -> T:
     """A stored record. Raises ResultError where it is not there, damaged, or newer than this version."""
     try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ResultError(f"{file} has {bytes_text(file.stat().st_size)}: no {name} of loadtune has so much.")
         content = file.read_bytes()
         version = msgspec.json.decode(content, type=_Head).schema_version
         if version > SCHEMA_VERSION:
@@ -212,7 +232,7 @@ def read_record(file: Path, kind: type[T], name: str, *, or_else: str) -> T:
         what = f"cannot be read: {error.strerror or error}"
     except msgspec.ValidationError as error:  # before DecodeError, its base
         what = f"is not a {name} of loadtune: {error}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"is damaged: {error}"
     raise ResultError(
         f"{file} {what}. It must be an unchanged {name}.json of schema_version {SCHEMA_VERSION} that this user may "

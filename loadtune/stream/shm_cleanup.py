@@ -7,6 +7,8 @@ Needs no torch; where there is no /proc nothing is found, or done.
 """
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import time
@@ -51,13 +53,25 @@ def kill_group(group: int, *, spare: int | None = None) -> None:
 
 
 def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
-    """Unlink the segments of these processes; of one that still lives, none: it does so itself."""
+    """Unlink the segments of these processes; of one that still lives, none: it does so itself. Where containers share
+    /dev/shm, one of the same name may be another container's, which uses it."""
     for pid in pids:
         found = _stat(pid, PROC)
         if found is None or found[0] in _DEAD:
             for segment in folder.glob(f"torch_{pid}_*"):
-                segment.unlink(missing_ok=True)
+                if not _is_used(segment):
+                    segment.unlink(missing_ok=True)
             _ending.discard(pid)
+
+
+def _is_used(file: Path) -> bool:
+    """Whether any process of the machine has it open or mapped: then the kernel grants nobody a lease."""
+    try:
+        with file.open("r+b") as opened:
+            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False
 
 
 def _stat(pid: int, proc: Path) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ import torch
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import is_import_path
+from loadtune.units import cut
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ def user_traceback(error: BaseException) -> str | None:
             is_plumbing = False
         if not (is_plumbing or line.startswith(_NOTES)):
             kept.append(line)
-    return "\n".join([*kept, ""]) if any(map(_FRAME.match, kept)) else None
+    return cut("\n".join([*kept, ""])) if any(map(_FRAME.match, kept)) else None
 
 
 def last_line(error: BaseException) -> str:
@@ -126,9 +127,9 @@ def last_line(error: BaseException) -> str:
     if worker:
         raised = [line for line in worker.group(2).splitlines() if re.match(r"^[\w.]+(:|$)", line)]
         named = [line for line in raised if line.split(":")[0].rpartition(".")[2] == worker.group(1)]
-        return (named or raised or [worker.group(1)])[-1]
+        return cut((named or raised or [worker.group(1)])[-1])
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__
+    return cut(f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__)
 
 
 def _text_of(error: BaseException) -> str:

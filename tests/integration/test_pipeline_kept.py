@@ -208,7 +208,7 @@ def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_wa
 
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
     """And half a file that it was writing is ignored, and goes."""
-    more, half = TuneConfig(num_trials=4), tmp_path / f".{RUN_FILE}.new"
+    more, half = TuneConfig(num_trials=4), tmp_path / f".{RUN_FILE}.0a1b2c3d"
     killed(tmp_path, "study", 2, more)
     half.write_bytes((tmp_path / RUN_FILE).read_bytes()[:-100])
     assert "RUNNING" in {trial.state.name for trial in study_of(tmp_path).trials}

@@ -1,5 +1,6 @@
 """Who belongs to a group, and whose shared memory may be taken away."""
 
+import mmap
 import os
 from pathlib import Path
 
@@ -27,5 +28,9 @@ def test_only_the_dead_lose_their_segments(tmp_path: Path) -> None:
     names = [f"torch_{dead}_1", f"torch_{dead}_2", f"torch_{dead}0_1", f"torch_{alive}_1", "other"]
     for name in names:
         (tmp_path / name).touch()
-    remove_segments([dead, alive], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[2:])
+    used = tmp_path / f"torch_{dead}_3"  # of a process of another container, which has the same number there
+    with used.open("wb") as file:
+        file.truncate(mmap.PAGESIZE)
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        remove_segments([dead, alive], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[2:], used.name])

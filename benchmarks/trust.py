@@ -1,0 +1,467 @@
+"""What must never happen: a measurement lost or counted twice, a leftover, an error that is no sentence.
+
+    python benchmarks/trust.py chaos --count 60 --at-once 2
+    python benchmarks/trust.py soak --minutes 30
+    python benchmarks/trust.py fuzz --count 200000
+
+``chaos`` kills the controller or the training process of a short run at a random moment, in half of the runs while a
+file is half written, and resumes it. ``soak`` trains short epochs under `loadtune exec` and looks at what its process
+holds. ``fuzz`` gives damaged input to everything that reads. Each prints its figures as one line of JSON, and ends with
+1 where one is not as it must be.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).parents[1]
+MARK = "LOADTUNE_TRUST"
+"""A variable that every process of a run inherits, so that what is left of it is found."""
+
+JOB = """
+import time
+
+import torch
+from torch import nn
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.0005)
+        return torch.full((32,), float(index)), index % 4
+
+
+def model():
+    return nn.Linear(32, 4)
+"""
+
+# Ends itself while the n-th file is half written: in place of loadtune's command.
+HALF_WRITTEN = """
+import os, signal, sys
+from pathlib import Path
+
+left, real = [int(sys.argv.pop(1))], os.fsync
+
+def fsync(descriptor):
+    left[0] -= 1
+    if left[0] == 0:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+
+os.fsync = fsync
+from loadtune.cli import main
+main()
+"""
+
+
+def chaos(count, at_once, seed):
+    """Runs that are killed, and resumed where the controller was."""
+    folder = Path(tempfile.mkdtemp(prefix="trust-"))
+    (folder / "job.py").write_text(JOB)
+    whole_s = _undisturbed(folder, 0)
+    with ThreadPoolExecutor(at_once) as pool:
+        ended = list(pool.map(lambda at: _killed_run(folder, at, random.Random(seed + at), whole_s), range(count)))
+    wrong = [each for each in ended if each["wrong"]]
+    found = {
+        "runs": count,
+        "seconds_undisturbed": round(whole_s, 1),
+        "killed": dict(Counter(each["killed"] for each in ended)),
+    }
+    found |= {"measurements_kept": sum(each["kept"] for each in ended), "wrong": wrong}
+    shutil.rmtree(folder)
+    return found, not wrong
+
+
+def _command(folder, name, *words):
+    kept = folder / name
+    return [
+        *("--dataset", "job:Rows", "--model", "job:model", "--device", "cpu", "--precision", "fp32"),
+        *(
+            "--batch-size",
+            "16",
+            "--max-batch-size",
+            "64",
+            "--max-workers",
+            "2",
+            "--trials",
+            "3",
+            "--time-budget",
+            "120",
+        ),
+        *("--out", str(kept), "--quiet", *words),
+    ]
+
+
+def _begin(folder, name, arguments):
+    environment = {**os.environ, MARK: name, "PYTHONPATH": f"{ROOT}:{folder}", "TMPDIR": str(folder / f"tmp-{name}")}
+    (folder / f"tmp-{name}").mkdir(exist_ok=True)
+    log = (folder / f"{name}.txt").open("a")
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _undisturbed(folder, number):
+    began, name = time.monotonic(), f"whole-{number}"
+    ended = _begin(folder, name, ["-m", "loadtune", "run", *_command(folder, name)]).wait(300)
+    if ended:
+        raise SystemExit((folder / f"{name}.txt").read_text())
+    return time.monotonic() - began
+
+
+def _run_file(folder, name):
+    return next((folder / name).glob("*/*/run.json"), None)
+
+
+def _measured(file):
+    """What is kept, each by its own JSON: two measurements are never the same to the last digit."""
+    kept = json.loads(file.read_text()) if file else {"trials": [], "confirmed": []}
+    every = [each["measurement"] for each in (*kept["trials"], *kept["confirmed"]) if each["measurement"]]
+    return Counter(json.dumps(each, sort_keys=True) for each in every)
+
+
+def _killed_run(folder, number, chance, whole_s):
+    name, wrong = f"run-{number}", list[str]()
+    killed = chance.choice(["controller", "controller half written", "controller half written", "training"])
+    arguments = ["-m", "loadtune"] if "half" not in killed else ["-c", HALF_WRITTEN, str(chance.randint(1, 14))]
+    process = _begin(folder, name, [*arguments, "run", *_command(folder, name)])
+    if "half" not in killed:
+        time.sleep(chance.uniform(0.3, whole_s))
+        for pid in [process.pid] if killed == "controller" else _trainings(name):
+            _kill(pid)
+    code = process.wait(200)
+    if code == -signal.SIGKILL:
+        wrong += _left(name, folder, "after the kill", within_s=6)
+        before, resumed = _measured(_run_file(folder, name)), "--resume" if _run_file(folder, name) else None
+        words = [*_command(folder, name)[-3:], *(["--resume"] if resumed else _command(folder, name)[:-3])]
+        code = _begin(folder, name, ["-m", "loadtune", "run", *words]).wait(200)
+        after = _measured(_run_file(folder, name))
+        if lost := before - after:
+            wrong.append(f"{sum(lost.values())} measurements lost")
+    else:
+        killed, after = f"{killed}, ended", _measured(_run_file(folder, name))
+    if twice := [each for each, times in after.items() if times > 1]:
+        wrong.append(f"{len(twice)} measurements counted twice")
+    if code != 0:
+        wrong.append(f"exit code {code}: {(folder / f'{name}.txt').read_text()[-400:]}")
+    elif not list((folder / name).glob("*/*/result.json")):
+        wrong.append("no result")
+    wrong += _left(name, folder, "at the end", within_s=2)
+    return {"run": number, "killed": killed, "kept": after.total(), "wrong": wrong}
+
+
+def _kill(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _marked(name):
+    """Living processes of a run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"{MARK}={name}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if ours and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _trainings(name):
+    return [pid for pid in _marked(name) if b"loadtune.training" in _words(pid)]
+
+
+def _words(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _left(name, folder, when, within_s):
+    """Processes, segments, temporary files. They may take a moment to go."""
+    until = time.monotonic() + within_s
+    while (pids := _marked(name)) and time.monotonic() < until:
+        time.sleep(0.05)
+    wrong = [f"{when}: processes {[b' '.join(_words(pid))[:80] for pid in pids]}"] if pids else []
+    alive = {int(entry.name) for entry in Path("/proc").glob("[0-9]*")}
+    segments = [path.name for path in Path("/dev/shm").glob("torch_*") if int(path.name.split("_")[1]) not in alive]
+    wrong += [f"{when}: segments {segments}"] if segments else []
+    if when == "at the end":
+        known = {"report.html", "result.json", "run.json", "study.db", "training.log"}
+        files = {path.name for path in (folder / name).glob("*/*/*")} - known
+        scratch = [path.name for path in (folder / f"tmp-{name}").iterdir() if path.name.startswith("loadtune")]
+        wrong += [f"{when}: files {sorted(files)} {scratch}"] if files or scratch else []
+    return wrong
+
+
+TRAINING = """
+import json, os, sys, threading, time
+from pathlib import Path
+
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.full((64,), float(index))
+
+def held():
+    status = Path("/proc/self/status").read_text()
+    return {
+        "rss_mib": int(status.split("VmRSS:")[1].split()[0]) // 1024,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "processes": len(Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()),
+        "segments": len(list(Path("/dev/shm").iterdir())),
+    }
+
+if __name__ == "__main__":
+    end_s, epochs = time.monotonic() + float(sys.argv[1]), 0
+    due_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        loader = torch.utils.data.DataLoader(Rows(), 16, shuffle=True, num_workers=1)
+        for batch in loader:
+            batch.sum()
+        epochs += 1
+        if time.monotonic() > due_s:
+            due_s += 20
+            print(json.dumps({"epochs": epochs, **held()}), flush=True)
+"""
+
+
+def soak(minutes):
+    """Short epochs under `loadtune exec`, each with a loader made anew."""
+    folder = Path(tempfile.mkdtemp(prefix="trust-"))
+    (folder / "train.py").write_text(TRAINING)
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtune", "exec", "--", sys.executable, "train.py", str(60 * minutes)],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    looks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    shutil.rmtree(folder)
+    if done.returncode or len(looks) < 4:
+        return {"code": done.returncode, "stderr": done.stderr[-2000:]}, False
+    quarter = len(looks) // 4
+    parts = {"second quarter": looks[quarter : 2 * quarter], "last quarter": looks[-quarter:]}
+    most = {name: {key: max(look[key] for look in part) for key in part[0]} for name, part in parts.items()}
+    early, late = most.values()
+    flat = all(late[key] <= early[key] for key in ("descriptors", "threads", "processes", "segments"))
+    found = {"minutes": minutes, "epochs": looks[-1]["epochs"], "most": most, "said": done.stderr.splitlines()[-4:]}
+    return found, flat and late["rss_mib"] <= early["rss_mib"] + 8
+
+
+def fuzz(count, seed):
+    """Damaged input for everything that reads; only the errors that are documented may come."""
+    chance, wrong, asked = random.Random(seed), Counter(), Counter()
+    folder = Path(tempfile.mkdtemp(prefix="trust-"))
+    every = readers(folder)
+    began = time.monotonic()
+    for _ in range(count):
+        name, seeds, read, allowed = chance.choice(every)
+        asked[name] += 1
+        given = damaged(chance.choice(seeds), chance)
+        try:
+            read(given)
+        except allowed:
+            pass
+        except BaseException as error:
+            wrong[f"{name}: {type(error).__name__}: {str(error)[:120]} for {given[:80]!r}"] += 1
+    shutil.rmtree(folder)
+    found = {"inputs": count, "seconds": round(time.monotonic() - began, 1), "asked": dict(asked)}
+    return found | {"wrong": wrong.most_common(20)}, not wrong
+
+
+def readers(folder):
+    """(Name, inputs that can be read, what reads one, errors that are documented) of each."""
+    import numpy as np
+
+    from loadtune.errors import LoadtuneError, ResultError
+    from loadtune.host import cgroup, gpu, nvml, processes
+    from loadtune.host.cpu import read_cpu_name
+    from loadtune.inflight import account, environment
+    from loadtune.options import TABLE, check, memory_of, parsed, share_of, with_settings
+    from loadtune.records.config import TuneConfig
+    from loadtune.report.forms import FORMS, export
+    from loadtune.report.store import as_json, load_result, read_record
+    from loadtune.report.terminal_answer import terminal_answer
+    from loadtune.run import Resumable
+
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/unit/host")]
+    from test_host_gpu import UUIDS, FakeNvml
+
+    stored = (ROOT / "tests/golden/result.json").read_bytes()
+    whole = json.loads(stored)
+    small = json.dumps(whole | {"trials": whole["trials"][:1], "compute_points": [], "ceilings": []}).encode()
+    kept = {
+        "schema_version": 1,
+        "config": whole["config"],
+        "host": whole["host"],
+        "device": whole["device"],
+        "version": "0",
+    }
+    loader = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=3, load_s=0.1, cpu_s=0.1)
+    account.write([loader], folder, machine="CPU", ranks=1)
+    flight = (folder / account.RESULT_FILE).read_bytes()
+
+    def from_file(read, name="given.json"):
+        def with_file(content):
+            (folder / name).write_bytes(content)
+            return read(folder / name)
+
+        return with_file
+
+    def result(path):
+        found = load_result(path)
+        "\n".join(terminal_answer(found))
+        as_json(found)
+        for form in FORMS:
+            with suppress(ResultError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an answer that is not confirmed
+                export(found, form)
+
+    def option(content):
+        row = TABLE[len(content) % len(TABLE)]
+        words = content.decode(errors="replace")
+        given = parsed(row, [words] if row.kind is tuple else row.kind is bool or words)
+        check(with_settings(TuneConfig(), {row.name: given}), {row.name})
+
+    def system(content):
+        for name in ("proc/self/cgroup", "proc/self/mountinfo", "proc/cpuinfo", "sys/fs/cgroup/memory.stat"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        cgroup.read_cpu_quota(folder)
+        cgroup.read_memory_limits(folder)
+        read_cpu_name(folder)
+        processes.field_bytes(folder / "proc/self/cgroup", "Pss_Anon")
+        words = content.decode(errors="replace")
+        cgroup.parse_quota(words), cgroup.parse_memory_limit(words), cgroup.parse_counters(words)
+
+    def launcher(content):
+        words = content.replace(b"\0", b"").decode(errors="replace").encode("utf-8", "replace").decode()
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"):
+            os.environ[name] = words
+        try:
+            environment.rank(), environment.num_ranks(), environment.equal_share()
+            os.environ.pop("LOCAL_WORLD_SIZE")
+            environment.num_local_ranks()
+        finally:
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"):
+                os.environ.pop(name, None)
+
+    def driver(content):
+        """A driver whose answers have the right types and any value."""
+        chance = random.Random(content)
+        number = lambda: chance.choice([-1, 0, 1, 7, 812, 2**31 - 1, 2**63, 2**64 - 1])  # noqa: E731
+        memory = SimpleNamespace(total=number(), reserved=number(), free=number(), used=number())
+        process = SimpleNamespace(pid=number(), usedGpuMemory=chance.choice([None, number()]))
+        answers = {
+            "nvmlSystemGetDriverVersion": content.decode(errors="replace"),
+            "nvmlDeviceGetName": content.decode(errors="replace"),
+            "nvmlDeviceGetUUID": chance.choice([content.decode(errors="replace"), *UUIDS]),
+            "nvmlDeviceGetCount": chance.choice([0, 1, 3, 64]),
+            "nvmlDeviceGetMemoryInfo": memory,
+            "nvmlDeviceGetComputeRunningProcesses": [process] * chance.randrange(3),
+        }
+        given = dict(chance.sample(sorted(answers.items()), 3))
+        asked = nvml.Nvml()
+        asked._library = FakeNvml(refusing=chance.sample(sorted(answers), 1), error=chance.randrange(30), **given)
+        gpu.read_gpus(asked)
+
+    seeds = [
+        b"0::/a/b\n4:memory:/x\n",
+        b"30 29 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
+        b"150000 100000",
+        b"oom_kill 3\n",
+    ]
+    words = [b"8", b"24GiB", b"5%", b"num_workers=4,pin_memory=true", b"train.py:make", b"cuda:1", b"fp16,bf16", b"0.5"]
+    read_run = from_file(lambda path: read_record(path, Resumable, "run", or_else="run again"))
+    unknown = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=1)
+    return [
+        ("result.json", [stored, small, small], from_file(result), ResultError),
+        ("run.json", [json.dumps(kept).encode()], read_run, ResultError),
+        ("options", words, option, LoadtuneError),
+        ("sizes", words, lambda c: memory_of("--memory", c.decode(errors="replace")), LoadtuneError),
+        ("shares", words, lambda c: share_of("--tolerance", c.decode(errors="replace")), LoadtuneError),
+        ("inflight.json", [flight], from_file(account.read), ValueError),
+        ("$LOADTUNE_CACHE", [flight], from_file(lambda path: account.read_learnt(path, unknown)), ()),
+        ("learnt table", [flight], from_file(lambda path: account.learnt_rows(path.parent)), ()),
+        ("/proc and cgroups", seeds, system, ()),
+        ("launcher", [b"3", b"2(x3),1", b"16"], launcher, ()),
+        ("NVML", [np.random.default_rng(0).bytes(12) for _ in range(20)], driver, ()),
+    ]
+
+
+def damaged(content: bytes, chance) -> bytes:
+    """The same, changed in one to three places."""
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randint(0, len(content))
+        kind = chance.randrange(8)
+        if kind == 0:
+            content = content[:at]
+        elif kind == 1:
+            content = content[:at] + bytes([chance.randrange(256)]) + content[at + 1 :]
+        elif kind == 2:
+            content = content[:at] + content[at + chance.randint(1, 20) :]
+        elif kind == 3:
+            content = content[:at] + content[max(0, at - 30) : at] * chance.randint(1, 3) + content[at:]
+        elif kind == 4:
+            content = content[:at] + chance.choice(NASTY) + content[at:]
+        elif kind == 5:
+            content = content[:at] + b"[" * chance.choice([10, 2000, 100_000]) + content[at:]
+        elif kind == 6 and b":" in content:
+            before, _, after = content.partition(b":")
+            content = before + b":" + chance.choice(NASTY) + after.partition(b",")[2]
+        else:
+            content = content[:at] + chance.choice(NASTY) + content[at + 8 :]
+    return content
+
+
+NASTY = (
+    b"-1", b"0", b"9" * 400, b"1e999", b"NaN", b"null", b"true", b'"\x1b[31mred"', b"\xff\xfe", b"\0", b"[]",
+    b"{}", b'""', b"18446744073709551616", b"-9223372036854775809", b"\n", b" ", b"/../../etc/passwd", b"\xe2\x80\xae",
+    b"%s%n", b"max", b":",
+)  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["chaos", "soak", "fuzz"])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.what == "chaos":
+        found, good = chaos(asked.count, asked.at_once, asked.seed)
+    elif asked.what == "soak":
+        found, good = soak(asked.minutes)
+    else:
+        found, good = fuzz(asked.count, asked.seed)
+    print(json.dumps({asked.what: found, "good": good}, indent=1))
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
