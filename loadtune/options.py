@@ -146,7 +146,7 @@ def _setting_of(name: str, word: str) -> Setting:
 
 def memory_of(flag: str, word: str) -> int:
     """``24GiB`` or ``80 GB``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", word.strip())
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)\s*([A-Za-z]+)", word.strip())
     count = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
     if count < 1024**2:
         raise UsageError(

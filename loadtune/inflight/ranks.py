@@ -51,6 +51,9 @@ class Word:
     """Share of the time in which it waits for data."""
     is_settled: bool = False
     """Whether it changes its workers no more."""
+    num_switches: int = 0
+    """Times that its workers were switched. More of them need more CPU time for a batch, so figures of before and
+    after a switch are not compared."""
     num_told: int = 0
     """Words so far: one that does not grow is of a rank that is gone."""
 
@@ -97,20 +100,26 @@ class Ranks:
         """What it says next."""
         self.words: dict[int, Word] = {}
         self._store, self._num_ranks = store, num_ranks
+        self._cores: float | None = None
+        """As they were divided last."""
         self._named: dict[int, int] = {}
         """Ranks that differ, by how often they did in a row."""
         self._heard: dict[int, tuple[Word, int]] = {}
         """The newest word of each, and how often it was heard again since."""
         threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True).start()
 
-    def say(self, work: Work, reading: Reading, *, is_settled: bool) -> None:
+    def say(self, work: Work, reading: Reading, *, is_settled: bool, num_switches: int) -> None:
         """With the next word."""
         waiting = reading.waiting_fraction if reading.waits else 0.0
-        self.own = replace(self.own, **asdict(work), waiting=waiting, is_settled=is_settled)
+        said = {**asdict(work), "waiting": waiting, "is_settled": is_settled, "num_switches": num_switches}
+        self.own = replace(self.own, **said)
 
     def cores(self) -> float:
-        """That the workers of this rank may take."""
-        return cores_of(self.own, list(self.words.values()), equal_share(self._num_ranks))
+        """That the workers of this rank may take. They are divided anew once all ranks have switched as often."""
+        words = list(self.words.values())
+        if self._cores is None or all(each.num_switches == self.own.num_switches for each in words):
+            self._cores = cores_of(self.own, words, equal_share(self._num_ranks))
+        return self._cores
 
     def peers_wait(self) -> bool:
         """Whether another rank said that it waits for data."""

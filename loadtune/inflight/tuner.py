@@ -343,7 +343,8 @@ class Tuner:
         if Shared.ranks is not None:
             work = self._work(reading)
             if work is not None and max(Shared.tuners, key=lambda tuner: tuner.account.total_s) is self:
-                Shared.ranks.say(work, reading, is_settled=self.account.state == "resting")
+                done, num = self.account.state == "resting", len(self.account.switches)
+                Shared.ranks.say(work, reading, is_settled=done, num_switches=num)
             reading = replace(reading, peers_wait=Shared.ranks.peers_wait())
         if self.several_ranks:
             reading = replace(reading, step_s=0.0)

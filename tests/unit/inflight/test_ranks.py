@@ -79,6 +79,19 @@ class Store(dict[str, str]):
         return [self[key].encode() for key in keys]
 
 
+def test_figures_of_before_and_after_a_switch_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(ranks, "equal_share", lambda unknown: 8.0)
+    one = ranks.Ranks(Store(), 0, 2)
+    one.own = word(0, 1.0)
+    one.words = {1: word(1, 1.0)}
+    assert one.cores() == 7.0
+    one.own = word(0, 2.0, num_switches=1)  # as the other's will be, once it has switched
+    assert one.cores() == 7.0
+    one.words = {1: word(1, 1.5, num_switches=1)}
+    assert one.cores() == 8.0
+
+
 def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
 
@@ -96,7 +109,7 @@ def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: 
     one = ranks.Ranks(store, 0, 2)
     monkeypatch.setattr(ranks.time, "sleep", wait)
     reading = Reading(num_steps=99, total_s=1.0, blocked_s=0.9, handover_s=0.0, step_s=0.1, error_s=0.0)
-    one.say(Work(load_s=1.5, cpu_s=1.5), reading, is_settled=True)
+    one.say(Work(load_s=1.5, cpu_s=1.5), reading, is_settled=True, num_switches=0)
     one._exchange()
     assert heard[14][1].cpu_s == 0.5, "the other was read once it had spoken"
     assert [waits[turn] for turn in (6, 14, -1)] == [False, True, False]
