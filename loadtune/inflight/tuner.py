@@ -356,7 +356,8 @@ class Tuner:
     def _watching(self, reading: Reading) -> None:
         work, other = self._work(reading), Shared.trying
         if not reading.waits:
-            self._rest("the step")
+            if Shared.ranks is None or Shared.ranks.words:  # a peer that waits says so within seconds
+                self._rest("the step")
             return
         if (other not in (None, self) and other.watched() is not None) or work is None:
             return
@@ -444,3 +445,4 @@ class Tuner:
             self.num_looks += 1
             self.tried.clear()
             self.account.state = "watching"
+            self._watching(reading)
