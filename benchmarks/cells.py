@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torchvision
+import workloads
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
@@ -37,6 +38,8 @@ class Cell:
     channels_last: bool = True
     fused: bool = True
     """Whether the optimizer runs as one kernel; PyTorch does so only where a script asks for it."""
+    normalized: bool = False
+    """Whether images are normalized as ImageNet's are."""
     cap: int | None = None
     """Largest batch the probe may try. None: only the dataset's length bounds it."""
 
@@ -90,6 +93,9 @@ FAKE = replace(
 )
 """What the README's command trains, in a script that asks for nothing: the plain recipe on torchvision's FakeData."""
 
+JPEG = replace(FAKE, name="jpeg-resnet50-fp32-sgd", dataset="jpegs", normalized=True)
+"""The same on JPEG files of 500 pixels, augmented as ImageNet's are."""
+
 HELD = (("resnet50-bf16-sgd", 0.25), ("vit-b16-bf16-adamw", 0.50))
 """Cells that are measured once more while another process holds that share of the device."""
 
@@ -118,7 +124,7 @@ SMOKE_HELD = (("tiny-fp32-sgd", 0.25),)
 
 def cell_named(name: str) -> Cell:
     """Raises KeyError with the names there are."""
-    by_name = {cell.name: cell for cell in (*CELLS, *UNSEEN, FAKE, *SMOKE_CELLS, SMOKE_FAKE)}
+    by_name = {cell.name: cell for cell in (*CELLS, *UNSEEN, FAKE, JPEG, *SMOKE_CELLS, SMOKE_FAKE)}
     if name not in by_name:
         raise KeyError(f"there is no cell {name!r}; there are {', '.join(by_name)}")
     return by_name[name]
@@ -177,6 +183,11 @@ def fake_images(size: int = 224, num_classes: int = 1000) -> Dataset[Sample]:
     """What `loadtune run --dataset FakeData` makes for a model of 224 pixels."""
     transform = torchvision.transforms.ToTensor()
     return torchvision.datasets.FakeData(LENGTH, (3, size, size), num_classes, transform)
+
+
+def jpegs() -> Dataset[Sample]:
+    """Of the folder that `workloads.spec_of` made."""
+    return workloads.jpegs()
 
 
 small_fake_images = partial(fake_images, 32, 5)

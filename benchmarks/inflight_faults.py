@@ -35,10 +35,11 @@ LIMIT_S = 40
 
 
 class Rows(Dataset):
-    """Samples are their index. ``fault``: what happens where a worker that the user did not ask for reads one."""
+    """Samples are their index. ``fault``: what happens where a worker that the user did not ask for reads one.
+    ``happens``: where the sample at ``at`` is read, by whomever."""
 
-    def __init__(self, fault=None, at=None):
-        self.fault, self.at = fault, at
+    def __init__(self, fault=None, at=None, happens=None):
+        self.fault, self.at, self.happens = fault, at, happens or bad_sample
 
     def __len__(self):
         return BATCHES * SIZE
@@ -47,7 +48,7 @@ class Rows(Dataset):
         if self.fault is not None and in_other_worker():
             self.fault()
         if index == self.at:
-            raise ValueError(f"bad sample {index}")
+            self.happens(index)
         return torch.tensor([index, index * index])
 
 
@@ -83,6 +84,10 @@ class Job:
             setattr(owner, name, value)
 
 
+def bad_sample(index):
+    raise ValueError(f"bad sample {index}")
+
+
 def in_other_worker():
     worker = get_worker_info()
     return worker is not None and worker.num_workers == OTHERS and worker.id == 1
@@ -99,6 +104,15 @@ def on_others(fault):
 
 def kill_me():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_me_with_a_lock():
+    """In the moment in which its worker asks whether it is to end. torch waits for that lock."""
+    frame = sys._getframe()
+    while "done_event" not in frame.f_locals:
+        frame = frame.f_back
+    frame.f_locals["done_event"]._cond.acquire()
+    kill_me()
 
 
 def stop_me():
@@ -148,7 +162,7 @@ def each(prefix, cases, *, tuned_only=True):
 WORKER_FAULTS = {
     "is_killed": kill_me, "exits": lambda: os._exit(3), "raises": broken, "has_no_memory": no_memory,
     "hangs": hang, "is_stopped": stop_me, "fills_shm": fill_shm, "cannot_use_cuda": like_cuda,
-    "raises_exit": lambda: sys.exit(4),
+    "raises_exit": lambda: sys.exit(4), "is_killed_with_a_lock": kill_me_with_a_lock,
 }  # fmt: skip
 
 
@@ -321,6 +335,71 @@ def broken_by(number):
     time.sleep(0.2)
 
 
+def loop_that_is_timed_out(job, dataset, act=lambda number: None, **settings):
+    """The handler of a signal raises, in whatever code runs just then; the loop catches that and goes on."""
+    signal.signal(signal.SIGUSR1, lambda *_: time_out())
+    batches = iter(DataLoader(dataset, SIZE, num_workers=1, **settings))
+    number = 0
+    while True:
+        try:
+            job.see(next(batches))
+            number += 1
+            act(number)
+        except TimeoutError as error:
+            job.see(error)
+        except StopIteration:
+            break
+
+
+def time_out():
+    raise TimeoutError("of the user's handler")
+
+
+@fault
+def handler_raises_while_the_loop_waits(job):
+    sent = torch.multiprocessing.Event()
+
+    def happens(_):
+        if not sent.is_set():
+            sent.set()
+            time.sleep(0.3)
+            os.kill(os.getppid(), signal.SIGUSR1)
+            time.sleep(0.3)
+
+    loop_that_is_timed_out(job, Rows(at=60, happens=happens))
+
+
+@fault
+def handler_raises_in_the_tuner(job):
+    real, sent = tuner.Tuner.before_step, []
+
+    def before_step(self):
+        if self.num_delivered == 10 and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        real(self)
+
+    job.patched(tuner.Tuner, "before_step", before_step)
+    act = broken_by if not job.tuned else lambda _: None
+    loop_that_is_timed_out(job, Rows(), lambda number: act(signal.SIGUSR1) if number == 10 else None)
+
+
+@fault
+def handler_raises_while_workers_start(job):
+    """The second of the others, in the midst of the loop's step."""
+    real, sent = pool.Pool._started, []
+
+    def started(self, process):
+        real(self, process)
+        sent.append(process)
+        if len(sent) == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    job.patched(pool.Pool, "_started", started)
+    seen, job.see = job.see, lambda what: None if isinstance(what, TimeoutError) else seen(what)
+    loop_that_is_timed_out(job, Rows())
+
+
 @each("sample_raises", {"of_one_worker": 1, "of_two_workers": 2, "without_workers": 0}, tuned_only=False)
 def sample_raises(job, num_workers):
     """And the loop goes on with what follows."""
@@ -417,6 +496,37 @@ def process_forks(job):
             os._exit(0)
 
     job.loop(job.loader(), fork)
+
+
+@fault
+def child_iterates(job):
+    """With a loader of its own, in the middle of its parent's epoch."""
+
+    def fork(number):
+        if number == 10:
+            iterate = lambda: [job.see(batch) for batch in job.loader()]  # noqa: E731
+            child = torch.multiprocessing.get_context("fork").Process(target=iterate)
+            child.start()
+            child.join()
+            job.see(child.exitcode)
+
+    job.loop(job.loader(), fork)
+
+
+@fault
+def two_threads_iterate(job):
+    seen = {number: [] for number in range(2)}
+
+    def loop(number):
+        for batch in job.loader(generator=torch.Generator().manual_seed(number)):
+            seen[number].append(batch.tolist())
+
+    threads = [threading.Thread(target=loop, args=(number,)) for number in seen]
+    for each_thread in threads:
+        each_thread.start()
+    for each_thread in threads:
+        each_thread.join()
+    job.see(seen)
 
 
 @fault

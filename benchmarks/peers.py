@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--parts tune,time] [--tools A,B] [--rounds N] [--within-s S] [--keep FOLDER]
                                [--from JSON] [--note FILE] [--quick]
 
-ResNet-50 on FakeData, 3×224×224, float32 by ToTensor alone, SGD with momentum: the README's command. `tune` asks each
+ResNet-50 on JPEG files of 500 pixels, augmented and normalized as ImageNet usually is, SGD with momentum. `tune` asks each
 tool, `time` trains by each answer, in turn, in fresh processes that share no line with loadtune's own measuring
 (`peers_child.py`). Parts may be run in several calls on one machine: --keep writes what is known, --from takes it up.
 --quick rehearses with a tiny model that a CPU trains; its figures say nothing about anything else, and a tool that
@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import front
 import msgspec
-from cells import FAKE, SMOKE_FAKE
+from cells import JPEG, SMOKE_FAKE
 from peers_child import Answer, Timing
 from peers_tools import CHANGED, OURS, TOOLS, Setup, Tuned, time_answer
 from processes import (
@@ -216,7 +217,7 @@ def recipe_text(answer: Answer) -> str:
 
 
 def note(results: Results, quick: bool) -> str:
-    subject = "a tiny model, a rehearsal" if quick else "ResNet-50 on FakeData"
+    subject = "a tiny model, a rehearsal" if quick else "ResNet-50 on JPEG files"
     text = [
         f"# Other tools beside loadtune on {results.host['Device']}, {datetime.now(UTC):%Y-%m-%d}: {subject}",
         ". ".join(f"{name}: {fact}" for name, fact in results.host.items()) + ".",
@@ -230,6 +231,8 @@ def note(results: Results, quick: bool) -> str:
 def main() -> int:
     given = arguments()
     host = read_host()
+    if not given.quick:
+        front.make_script(given.keep)
     results = Results(commands=[command()], boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else None)
     try:
         slot = Slot("cpu" if given.quick else None, host, given.keep / "logs")
@@ -240,7 +243,7 @@ def main() -> int:
     results.host = describe_host(host, slot.device)
     setup = Setup(
         slot=slot,
-        cell=SMOKE_FAKE if given.quick else FAKE,
+        cell=SMOKE_FAKE if given.quick else JPEG,
         quick=given.quick,
         num_cores=host.num_usable_cores,
         limit_s=given.limit_s,

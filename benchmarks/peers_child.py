@@ -21,7 +21,9 @@ import torch
 from cells import Cell, Training, cell_named, device_of, loss_of, make_optimizer
 from processes import Order, Say, serve
 from torch.utils.data import DataLoader
+from torchvision import transforms
 from torchvision.transforms import v2
+from workloads import MEAN, STD
 
 WARM_STEPS = 8
 """GradScaler skips the optimizer in its first steps, and the libraries choose their kernels in the first."""
@@ -90,7 +92,7 @@ class Script:
     """Model, optimizer and step, as the answer has them."""
 
     def __init__(self, cell: Cell, answer: Answer, device: torch.device) -> None:
-        self.device, self.answer = device, answer
+        self.device, self.answer, self.normalized = device, answer, cell.normalized
         self.format = torch.channels_last if answer.channels_last else torch.contiguous_format
         model = cell.make_model().to(device, memory_format=self.format).train()
         self.optimizer = make_optimizer(replace(cell, fused=answer.fused), model)
@@ -100,10 +102,10 @@ class Script:
             for parameter in model.parameters():
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
-    @staticmethod
-    def to_floats(images: torch.Tensor) -> torch.Tensor:
-        """Of bytes, as ``ToTensor`` makes them."""
-        return images.float().div_(255)
+    def to_floats(self, images: torch.Tensor) -> torch.Tensor:
+        """Of bytes, as ``ToTensor`` and ``Normalize`` make them."""
+        floats = images.float().div_(255)
+        return v2.functional.normalize(floats, MEAN, STD, inplace=True) if self.normalized else floats
 
     def on_device(self, batch: Any) -> list[torch.Tensor]:
         return [part.to(self.device, non_blocking=self.answer.non_blocking) for part in batch]
@@ -143,7 +145,9 @@ class Script:
 
 def send_bytes(dataset: Any) -> None:
     """Its images stay uint8."""
-    dataset.transform = v2.ToImage()
+    steps = getattr(dataset.transform, "transforms", [dataset.transform])
+    kept = [step for step in steps if not isinstance(step, transforms.ToTensor | transforms.Normalize)]
+    dataset.transform = transforms.Compose([*kept, transforms.PILToTensor()])
     dataset.transforms.transform = dataset.transform  # torchvision holds it a second time
 
 

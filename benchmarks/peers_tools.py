@@ -25,6 +25,8 @@ DEFAULT_BATCH_SIZE = 64
 IN_LOOP = ("uint8_transfer", "fused_optimizer")
 """Changes of the code that the neutral loop can make."""
 
+OWN = ("--batch-size", "256", "--num-workers", "4", "--pin-memory", "--amp", "bf16")
+
 QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "60", "--device", "cpu")
 """What loadtune is told beside its defaults, so that a rehearsal on two cores ends within minutes."""
 
@@ -76,13 +78,15 @@ def ask_finder(setup: Setup, work: str) -> Tuned:
 
 
 def ask_ours(setup: Setup) -> Tuned:
-    """The README's command as it stands; on a rehearsal's cell with that cell's model."""
-    command = readme_run.COMMAND
+    """In a user's script, with the settings of that; on a rehearsal's cell with that cell's model."""
+    command = ["run", "--dataset", "train:make_dataset", "--model", "train:make_model", *OWN]
     if setup.quick:
         command = ["run", "--dataset", "FakeData", "--model", setup.cell.model_path, *QUICK_RUN]
     started = time.monotonic()
     try:
-        run = readme_run.run_command(command, setup.limit_s, PYTHONPATH=python_path())
+        run = readme_run.run_command(
+            command, setup.limit_s, PYTHONPATH=f"{python_path()}:{setup.keep.absolute() if setup.keep else ''}"
+        )
     except subprocess.TimeoutExpired:
         return Tuned(wall_s=setup.limit_s, error=f"took more than {setup.limit_s:.0f} s")
     except subprocess.CalledProcessError as error:
@@ -153,7 +157,15 @@ class Tool:
     ask: Callable[[Setup], Tuned]
 
 
+def typed(setup: Setup, num_workers: int) -> Tuned:
+    """As in many a script."""
+    ahead = {"pin_memory": True, "non_blocking": True, "persistent_workers": True}
+    return Tuned(answer=Answer(batch_size=256, num_workers=num_workers, precision="bf16", **ahead))
+
+
 TOOLS = {
+    "own": Tool("the script: batch 256, 4 workers, pinned, bf16", 0.0, lambda setup: typed(setup, 4)),
+    "typed": Tool("the same with workers = cores", 0.0, lambda setup: typed(setup, setup.num_cores)),
     "defaults": Tool(
         "PyTorch's defaults, batch 64",
         0.0,
@@ -164,7 +176,7 @@ TOOLS = {
         20.0,
         lambda setup: ask_finder(setup, "accelerate"),
     ),
-    "lightning": Tool("Lightning's finder and its worker advice", 85.0, lambda setup: ask_finder(setup, "lightning")),
-    OURS: Tool("loadtune run", 300.0, ask_ours),
+    "lightning": Tool("Lightning's finder and its worker advice", 60.0, lambda setup: ask_finder(setup, "lightning")),
+    OURS: Tool("loadtune run", 200.0, ask_ours),
     CHANGED: Tool("the same with its code changes", 0.0, ask_ours),
 }

@@ -126,7 +126,7 @@ def _resumed(where: str) -> tuple[Path, TuneConfig]:
     from loadtune.run import newest_run, read_run
 
     folder = newest_run(Path(where))
-    config = read_run(folder).config
+    config = read_run(folder, to_import=True).config
     if named := config.workload.objects:
         raise UsageError(
             f"The {' and the '.join(named)} of this run came to loadtune.tune as Python objects, which are not stored."

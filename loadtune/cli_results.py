@@ -237,7 +237,7 @@ def _measure(
     from loadtune.checking import check_baseline
     from loadtune.report.store import as_json, load_result, run_folder, write_result
 
-    stored = load_result(before)
+    stored = load_result(before, to_import=True)
     with termination_as_interruption():
         found = check_baseline(
             stored,

@@ -11,6 +11,9 @@ LoadtuneError
     └── MachineMismatchError
 """
 
+import signal
+import traceback
+
 
 class LoadtuneError(Exception):
     """Base of all errors loadtune raises on purpose; the command line prints the message and exits with code 2."""
@@ -65,3 +68,9 @@ class MachineMismatchError(ResultError):
 
 class MachineMismatchWarning(UserWarning):
     """The result was measured on another machine: GPU, usable cores or the torch version differ."""
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether the handler of a signal raised it, in whatever code ran just then: the loop is to get it."""
+    handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

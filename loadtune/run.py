@@ -265,9 +265,9 @@ def write_run(run: Resumable, folder: Path) -> None:
     write_whole(folder / RUN_FILE, msgspec.json.encode(content) + b"\n", resumable=True)
 
 
-def read_run(folder: Path) -> Resumable:
-    """What the run in this folder found so far. Raises ResultError where that cannot be read, or is not there."""
-    return read_record(folder / RUN_FILE, Resumable, "run", or_else="run without --resume")
+def read_run(folder: Path, *, to_import: bool = False) -> Resumable:
+    """What the run in this folder found so far. Raises ResultError as `read_record` does."""
+    return read_record(folder / RUN_FILE, Resumable, "run", or_else="run without --resume", to_import=to_import)
 
 
 def newest_run(out: Path) -> Path:

@@ -4,6 +4,7 @@ notes in whole sentences. Without them a configuration would be missing and nobo
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import median_low
 
 from loadtune.records.answer import MISREAD, Failed, compute_rate, is_barred
 from loadtune.records.config import TrialConfig
@@ -142,9 +143,24 @@ def _named(config: TrialConfig, yours: TrialConfig | None) -> str:
 
 
 def note_loading(run: Run) -> None:
-    """That samples came from the page cache; and that a trial was ended because memory grew with each sample."""
-    run.note(next((failure.message for _, failure in run.failed if failure.grown_bytes), None))
+    """That samples came from the page cache; and that memory grows with each sample, also where that ended a trial."""
+    ended = next((failure.message for _, failure in run.failed if failure.grown_bytes), None)
+    run.note(ended or growth_text([measured for _, measured in run.timed], run.host.ram_limit_bytes))
     run.note(cached_text((measured for _, measured in run.timed), run.facts.sample_bytes if run.facts else 0))
+
+
+def growth_text(measured: Sequence[Measurement], ram_bytes: int) -> str | None:
+    """That an epoch would take half of the RAM at the pace at which the workers' memory grew in most measurements."""
+    grown = [(run, seen.workers_growth_bytes_per_s) for run in measured if (seen := run.telemetry)]
+    pace = median_low([0.0, *(per_s / run.samples_per_s for run, per_s in grown if per_s is not None)])
+    length = measured[0].epoch_samples if measured else None
+    if length is None or pace * length < ram_bytes / 2:
+        return None
+    return (
+        f"The workers' memory grew steadily, by {bytes_text(1000 * pace)} in 1,000 samples. At this pace an epoch of "
+        f"{counted(length, 'sample')} takes {bytes_text(pace * length)}, and the RAM has {bytes_text(ram_bytes)}. "
+        "Check that your dataset does not keep what it reads."
+    )
 
 
 def cached_text(measured: Iterable[Measurement], sample_bytes: int) -> str | None:

@@ -27,6 +27,8 @@ class Used(NamedTuple):
     waited_s: float
     """CPU time of the children that ended and were waited for, and of theirs."""
     rss_bytes: int
+    own_bytes: int
+    """Of them, without files and shared memory. Pages that a worker got by its fork are in it, copied or not yet."""
 
 
 class ProcessTree(Probe):
@@ -36,7 +38,7 @@ class ProcessTree(Probe):
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
     """
 
-    figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores")
+    figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores", "workers_own_bytes")
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
@@ -75,11 +77,13 @@ class ProcessTree(Probe):
         if last:
             self._count(last)
         workers = self.of("worker")
+        held = [self._last[process].own_bytes for process in workers]
         return {
             "training_cpu_cores": Count(self._training_s),
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
             "training_rss_bytes": sum(self._last[process].rss_bytes for process in (*self.of("main"), *workers)),
             "workers_cpu_cores": Count(self._workers_s) if workers else None,
+            "workers_own_bytes": sum(held) or None if all(held) else None,  # one that is ending holds nothing
         }
 
     def _count(self, last: Mapping[Any, Used]) -> None:
@@ -132,7 +136,7 @@ def _used(process: Any) -> Used | None:
     if times is None or memory is None:
         return None
     waited_s = times.children_user + times.children_system
-    return Used(times.user + times.system, waited_s, memory.rss)
+    return Used(times.user + times.system, waited_s, memory.rss, memory.rss - memory.shared)
 
 
 def _asked(question: Callable[[], Any]) -> Any:

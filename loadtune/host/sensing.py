@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from loadtune.records.telemetry import Reading, Telemetry, Timeline
@@ -129,6 +130,11 @@ class Record:
         if busy is not None and own is not None and training is not None:
             # Counters of processes and of cores tick apart, so the difference may be a little below 0.
             found["others_cpu_cores"] = max(0.0, busy - training - own)
+        if track := self._tracks.get("workers_own_bytes"):
+            quarter_s = (end_s - start_s) / 4
+            held = track.means([start_s + number * quarter_s for number in range(5)])
+            steps = [now - before for before, now in pairwise(held) if before is not None and now is not None]
+            found["workers_growth_bytes_per_s"] = min(steps) / quarter_s if len(steps) == 3 else None
         fields, missing = Telemetry.__dataclass_fields__.keys(), self._missing.keys()
         return Telemetry(
             seconds=end_s - start_s,

@@ -92,13 +92,13 @@ class Account:
         return f"{before} → {counted(after, 'worker')}{rates}"
 
 
-_accounts: list[Account] = []
+_by_process: dict[int, list[Account]] = {}
 _said: set[str] = set()
 
 
 def accounts() -> list[Account]:
-    """Of all loaders of this process."""
-    return _accounts
+    """Of all loaders of this process; a forked one has none of its parent's."""
+    return _by_process.setdefault(os.getpid(), [])
 
 
 def stats() -> dict[str, float]:
@@ -106,7 +106,7 @@ def stats() -> dict[str, float]:
 
     See `Account.numbers`. Empty: no loader was iterated yet.
     """
-    return {f"loadtune/{each.name}/{key}": value for each in _accounts for key, value in each.numbers().items()}
+    return {f"loadtune/{each.name}/{key}": value for each in accounts() for key, value in each.numbers().items()}
 
 
 def say(account: Account | None, text: str) -> None:
@@ -114,7 +114,7 @@ def say(account: Account | None, text: str) -> None:
     line = f"{'' if account is None else account.name}: {text}"
     if (rank() if account is None else account.rank) == 0 and line not in _said:
         _said.add(line)
-        print_line(text if account is None or len(_accounts) < 2 else line)
+        print_line(text if account is None or len(accounts()) < 2 else line)
 
 
 def print_line(line: str) -> None:
@@ -167,7 +167,7 @@ def write_own(folder: str | None) -> None:
     if folder is not None:
         with suppress(OSError):
             name = f"rank-{rank()}" if num_ranks() > 1 else str(os.getpid())  # a rank started again takes its place
-            write(_accounts, Path(folder), f"{name}.json")
+            write(accounts(), Path(folder), f"{name}.json")
 
 
 def read(path: Path) -> list[Account]:

@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from loadtune.errors import raised_by_handler
 from loadtune.inflight import account as told
 from loadtune.inflight.environment import TEST_VARIABLE, Options, rank
 
@@ -53,7 +54,7 @@ def iterator_of(loader: Any, frame: FrameType | None) -> Any:
 
         return tuned_iterator(loader, frame, _begin(Options()))
     except Exception as error:  # what is the user's own torch's iterator raises again
-        if os.environ.get(TEST_VARIABLE):
+        if os.environ.get(TEST_VARIABLE) or raised_by_handler(error):
             raise
         told.say(None, f"leaves a loader alone ({type(error).__name__}: {error})")
         return None

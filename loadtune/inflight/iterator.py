@@ -94,7 +94,7 @@ def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> An
 
 
 _known: dict[Any, list[Tuner]] = {}
-"""By dataset, settings and place in the code. Empty: this loader is left alone, and that was said."""
+"""By process, dataset, settings and place in the code. Empty: this loader is left alone, and that was said."""
 
 
 def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
@@ -104,7 +104,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     if {type(dataset).__name__, place} & set(options.freeze):
         reason = reason or "--freeze names it"
     size = len(dataset) if hasattr(dataset, "__len__") and reason is None else None
-    key = (type(dataset), size, loader.batch_size, number, place)
+    key = (os.getpid(), type(dataset), size, loader.batch_size, number, place)
     is_new, tuners = key not in _known, _known.setdefault(key, [])
     Shared.ranks = Shared.ranks or join()
     here = rank() if Shared.ranks is None else Shared.ranks.own.rank

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from loadtune.errors import raised_by_handler
 from loadtune.inflight import account as told
 from loadtune.inflight import gates, limits, measure
 from loadtune.inflight.account import Account
@@ -76,6 +77,7 @@ class Tuner:
     ) -> None:
         """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found."""
         self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
+        self.pid = os.getpid()
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
         self.source: Callable[[], Any] = lambda: None
@@ -173,6 +175,8 @@ class Tuner:
         try:
             act(*args)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             self.is_dead = True
             with suppress(Exception):
                 self._leave(f"the tuner failed ({type(error).__name__}: {error})")
@@ -359,7 +363,8 @@ class Tuner:
             if Shared.ranks is None or Shared.ranks.words:  # a peer that waits says so within seconds
                 self._rest("the step")
             return
-        if (other not in (None, self) and other.watched() is not None) or work is None:
+        is_busy = other not in (None, self) and other.watched() is not None and other.pid == self.pid
+        if is_busy or work is None:
             return
         now = self.steps.num_workers
         self.cpu_rate = work.cpu_s / reading.total_s if now else 0.0

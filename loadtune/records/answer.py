@@ -79,7 +79,8 @@ def doubt_of(result: TuningResult, winner: Winner) -> str | None:
     if finalist is not None and finalist.unconfirmed is not None:
         return finalist.unconfirmed.explanation
     if not result.confirmed_whole:
-        return f"the run was cut short before every run of the confirmation was made ({result.cut_short})."
+        why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
+        return f"the run was cut short before every run of the confirmation was made{why}."
     return None
 
 

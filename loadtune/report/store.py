@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -47,9 +48,11 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
     """The folder of a run: the one that is given, or a new one.
 
     A new one is removed where the run ends in an error before its run.json is there, unless the error names its log.
+    Where it was killed, the next run beside it removes what it left.
     """
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = given or new_run_folder(out, label)
+    _tidy(folder.parent)
     try:
         yield folder
     except (LoadtuneError, KeyboardInterrupt) as error:
@@ -62,15 +65,28 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
         raise
 
 
+def _tidy(runs: Path) -> None:
+    """Remove what killed runs left in these folders: locks, half-written files, and a folder without anything else."""
+    for lock in runs.glob(f"*/{_LOCK_FILE}"):
+        with suppress(LoadtuneError, OSError):
+            if lock.stat().st_size:  # a run that is just being started has written nothing yet
+                with owned(lock.parent, surely=True):
+                    for log in lock.parent.glob(LOG_FILE):
+                        if not log.stat().st_size:
+                            log.unlink()
+                lock.parent.rmdir()
+
+
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path, *, surely: bool = False) -> Iterator[None]:
     """Keep every other run out of the folder. The kernel releases the lock, however this process ends.
 
-    Raises UsageError where another run has it, ResultError where nothing can be written there.
+    Raises UsageError where another run has it, ResultError where nothing can be written there, or `surely` asks for a
+    lock on a file system without locks.
     """
     path = folder / _LOCK_FILE
     try:
-        file = _locked(path)
+        file = _locked(path, surely)
     except OSError as error:
         raise not_written(path, error) from error
     with file:
@@ -88,8 +104,8 @@ def owned(folder: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _locked(path: Path) -> TextIO:
-    """The file at `path`, which is ours until it is closed; on a file system without locks it is anybody's."""
+def _locked(path: Path, surely: bool) -> TextIO:
+    """The file at `path`, which is ours until it is closed; on a file system without locks anybody's, or OSError."""
     while True:
         file = path.open("a+")
         try:
@@ -101,8 +117,10 @@ def _locked(path: Path) -> TextIO:
                     f"{path.parent} is in use by another run ({file.read()}). A folder takes one run at a time. Wait "
                     "until that run ends, or run without --resume."
                 ) from None
-        except OSError:
-            pass  # a file system without locks
+        except OSError:  # a file system without locks
+            if surely:
+                file.close()
+                raise
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return file
@@ -167,13 +185,14 @@ def not_written(path: Path, error: OSError, num_bytes: int = 0, *, resumable: bo
     )
 
 
-def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
+def load_result(path: str | os.PathLike[str] | None = None, *, to_import: bool = False) -> TuningResult:
     """Read a result: of a ``result.json``, a run's folder, or the newest run below a folder.
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
+    `to_import`: the job that it names is imported and run, so a file that another user could have written is refused.
     """
     file = result_files(Path(TuneConfig().out if path is None else path))[-1]
-    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
+    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again", to_import=to_import)
 
 
 def result_in(folder: Path) -> TuningResult | None:
@@ -215,12 +234,23 @@ def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:
     raise ResultError(f"{path} holds no {kind}: {why}. {todo}")
 
 
-def read_record(file: Path, kind: type[T], name: str, *, or_else: str) -> T:
-    """A stored record. Raises ResultError where it is not there, damaged, or newer than this version."""
+def read_record(file: Path, kind: type[T], name: str, *, or_else: str, to_import: bool = False) -> T:
+    """A stored record. Raises ResultError where it is not there, damaged, or newer than this version.
+
+    `to_import`: also where another user could have written it, because the code that it names is imported and run.
+    """
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ResultError(f"{file} has {bytes_text(file.stat().st_size)}: no {name} of loadtune has so much.")
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            about = os.fstat(opened.fileno())
+            if about.st_size > _MOST_BYTES:
+                raise ResultError(f"{file} has {bytes_text(about.st_size)}: no {name} of loadtune has so much.")
+            if to_import and (about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH):
+                raise ResultError(
+                    f"{file} belongs to user {about.st_uid} and has mode {stat.filemode(about.st_mode)}. The code that "
+                    "it names would be imported and run as you, so it must belong to you or root, and others may not "
+                    f"write it. Look at it, then use a copy: cp -r {quote(str(file.parent))} COPY."
+                )
+            content = opened.read()
         version = msgspec.json.decode(content, type=_Head).schema_version
         if version > SCHEMA_VERSION:
             raise ResultError(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
@@ -142,7 +143,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._table = table
         self._asked_s: float | None = None
         self._is_watched, self._is_hung, self._ended = False, False, threading.Event()
-        self._others_error: RuntimeError | None = None
+        self._others_error: Exception | None = None
         self._polled_s, self._polled_for_s = time.monotonic(), 0.0
         self._workers: list[Any] = []
         self.is_fed, self._got, self._num_acknowledged = not deferred, 0, 0
@@ -246,13 +247,23 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         try:
             private.error_if_any_worker_fails()
             return super()._try_get_data(*timeout)
-        except RuntimeError as error:
-            # torch looks at the workers of all loaders: those of another one may have died.
-            if str(error).startswith("DataLoader worker") and all(worker.is_alive() for worker in self._workers):
+        except Exception as error:
+            # torch looks at the workers of all loaders: those of another one may have died. Handlers may be the user's.
+            is_others = str(error).startswith("DataLoader worker") or raised_by_handler(error)
+            if is_others and all(worker.is_alive() for worker in self._workers):
                 self._others_error = error
             raise
         finally:
             private.remove_worker_pids(id(self))
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        if not shutdown and not self._workers[worker_id].is_alive():
+            self._forget_done_event()
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+
+    def _forget_done_event(self) -> None:
+        """torch takes a lock to ask for it, which a worker that was killed may have held."""
+        self._workers_done_event = threading.Event()
 
     def _watch_for_hang(self) -> None:
         """In a thread: taking a batch asks its worker for the shared memory, and that wait has no time limit. It ends
@@ -296,10 +307,13 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             self._worker_pids_set = False
         if self._starter is not None:
             self._starter.abandon()
+        self._kill_workers()
+        self.close()
+
+    def _kill_workers(self) -> None:
         for worker in self._workers:
             worker.kill()
-        self._workers_done_event = threading.Event()  # nobody reads the shared one, whose lock the killed may hold
-        self.close()
+        self._forget_done_event()
 
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
@@ -318,6 +332,8 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._ended.set()
         pids = [worker.pid for worker in self._workers]
         answer_for(pids)
+        if not all(worker.is_alive() for worker in self._workers):  # the others would not hear of it
+            self._kill_workers()
         super()._shutdown_workers()
         for worker in self._workers:
             worker.kill()  # one that torch's SIGTERM did not end, as where it is stopped; the interpreter waits for all
@@ -430,6 +446,8 @@ class _Starter:
                 process.start()
                 self._started(process)
             except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 self.error = error
             finally:
                 del self._waiting[0]

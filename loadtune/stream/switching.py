@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError
 from loadtune.stream.sample_table import Row, SampleTable
@@ -231,7 +232,8 @@ class SwitchingIterator:
         try:
             return Pool(self._loader, num_workers, *common, deferred=deferred)
         except Exception as error:
-            if error is self._stream.error or not (deferred or num_workers != self.own):
+            is_own = error is self._stream.error or raised_by_handler(error)
+            if is_own or not (deferred or num_workers != self.own):
                 raise
             raise PoolFailedError("its workers did not start") from error
 

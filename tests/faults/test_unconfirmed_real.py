@@ -2,7 +2,6 @@
 
 import json
 
-from cli_rig import Command
 from training_rig import Windows, training_on, trial
 from typer.testing import CliRunner
 
@@ -15,19 +14,6 @@ SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision
 
 def of(dataset):
     return ("run", "--dataset", f"training_workloads:{dataset}", "--model", "training_workloads:Linear", *SHORT)
-
-
-def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_path):
-    words = ("--num-workers", "2", "--fix", "num_workers=2", "--max-batch-size", "16")
-    command = Command(tmp_path, *of("CrashesAtIndex"), *words)
-    try:
-        run = command.end()
-    finally:
-        command.kill()
-    assert run.code == 1, run.stderr
-    result = json.loads(run.stdout)
-    assert result.get("best") is None
-    assert any("A worker was ended by SIGSEGV" in note for note in result["notes"]), result["notes"]
 
 
 def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path, in_thread):

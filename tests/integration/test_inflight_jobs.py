@@ -29,7 +29,7 @@ def tuned(monkeypatch):
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
-        (hook, "_options", None), (iterator, "_known", {}), (account, "_accounts", []), (account, "_said", set()),
+        (hook, "_options", None), (iterator, "_known", {}), (account, "_by_process", {}), (account, "_said", set()),
         (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)

@@ -179,6 +179,8 @@ def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_on
     cut = replace(whole, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
     with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
         loadtune.export(cut, "python")
+    with pytest.warns(UserWarning, match=r"every run of the confirmation was made\."):  # killed before it stored why
+        loadtune.export(replace(cut, cut_short=None), "python")
 
 
 class Misread(FakeTraining):

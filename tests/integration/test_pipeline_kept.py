@@ -12,14 +12,14 @@ import numpy as np
 import optuna
 import pytest
 from fakes import FakeSensor, FakeTraining
-from pipeline_rig import ALL_TRIALS, Killed, killed, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, killed, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Reading, Telemetry
-from loadtune.report.store import load_result
+from loadtune.report.store import load_result, owned, run_folder
 from loadtune.run import RUN_FILE, read_run
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -50,22 +50,6 @@ def test_a_model_that_cannot_be_fitted_costs_no_answer(
     assert "Singular matrix" in told(result, "The bottleneck is not named")
     assert any("The search ended early" in note for note in result.notes) == (stage == "study")
     assert load_result(tmp_path) == result
-
-
-@pytest.mark.usefixtures("study_in_memory")
-def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*given: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(tuner, "name_bottleneck", dies)
-    with pytest.raises(Killed):
-        tune_fake(FakeTraining(), tmp_path, ALL_TRIALS)
-    monkeypatch.undo()
-    best = load_result(tmp_path).best
-    assert best is not None
-    assert resumed(tmp_path, ALL_TRIALS).best.config == best.config
 
 
 @pytest.fixture
@@ -136,6 +120,19 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
             owner.send_signal(signal.SIGKILL)
     assert resumed(tmp_path, TuneConfig(num_trials=2)).best is not None
     assert not (tmp_path / "run.lock").exists()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    killed = f"""import os, sys; from pathlib import Path; from loadtune.report import store
+with store.run_folder(None, Path({str(tmp_path)!r}), "job") as folder, store.owned(folder):
+    (folder / "training.log").write_text(sys.argv[1]), (folder / ".run.json.abcd1234").touch()
+    os.kill(os.getpid(), {signal.SIGKILL})"""
+    for text in ("what it said", ""):
+        subprocess.run([sys.executable, "-c", killed, text], check=False)
+    with run_folder(None, tmp_path, "job") as living, owned(living), run_folder(None, tmp_path, "job"):
+        found = {path.name: path for path in tmp_path.glob("*/*/*")}
+    assert found.keys() == {"training.log", "run.lock"}
+    assert (found["training.log"].read_text(), found["run.lock"].parent) == ("what it said", living)
 
 
 def test_side_files_that_cannot_be_written_are_notes(tmp_path: Path) -> None:

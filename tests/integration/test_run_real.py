@@ -1,8 +1,6 @@
 """The command as a user runs it: real processes, a real dataset and model, on the CPU; and what ends it early."""
 
 import json
-import shutil
-import signal
 
 import pytest
 import training_workloads
@@ -10,8 +8,6 @@ from cli_rig import Command, files_below
 from torch.utils.data import DataLoader
 
 import loadtune
-from loadtune.errors import ResultError
-from loadtune.run import read_run
 
 RUN = ("run", "--device", "cpu", "--max-workers", "2", "--out", "kept")
 # The search takes half of it; the rest is for a machine that is busy.
@@ -75,72 +71,6 @@ def test_a_dataloader_takes_the_answer(finished, keep_batch_size):
     inputs, targets = next(iter(DataLoader(training_workloads.Images(), shuffle=True, drop_last=True, **kwargs)))
     assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)
     assert len(targets) == kwargs["batch_size"]
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """A run that was killed in its second trial, whose workers waited and go with it: its home, what it had kept."""
-    words = ("--dataset", "training_workloads:HeldOnceATrialIsKept", "--model", "training_workloads:Linear")
-    words += ("--time-budget", "300", "--max-batch-size", "16", "--precision", "fp32", "--num-workers", "2")
-    home = tmp_path_factory.mktemp("killed")
-    (home / "cwd").mkdir()
-    (home / "cwd" / "hold").touch()
-    with Command(home, *RUN, *words) as command:
-        command.until(lambda: "[search] trial 1/" in command.stderr())
-        command.until(lambda: len(command.descendants()) >= 2)  # the training and workers of a trial
-        command.signal(signal.SIGKILL)
-        ended = command.end()
-    assert ended.left_behind == []
-    assert list(home.glob("tmp-*/*")) == []
-    (folder,) = (home / "cwd" / "kept").glob("*/*")
-    before = read_run(folder)
-    assert before.trials
-    return home, before
-
-
-@pytest.fixture
-def cut(killed, tmp_path):
-    """A copy of what it left: its home, its folder there, and what that has."""
-    home, before = killed
-    shutil.copytree(home / "cwd", tmp_path / "cwd")
-    (folder,) = (tmp_path / "cwd" / "kept").glob("*/*")
-    return tmp_path, folder, before
-
-
-def test_a_run_whose_terminal_closes_keeps_what_it_saw_and_claims_nothing(cut):
-    home, folder, before = cut
-    with Command(home, "run", "--resume", "--out", "kept") as command:
-        command.until(lambda: "This run was resumed" in command.stderr())
-        command.until(lambda: len(command.descendants()) >= 2)
-        command.signal(signal.SIGHUP)
-        ended = command.end()
-    assert ended.code == 129
-    assert ended.left_behind == []
-    assert "Traceback" not in ended.stderr
-    assert "Nothing was confirmed." in ended.stdout
-    assert f"loadtune run --resume {folder.relative_to(home / 'cwd')}\n" in ended.stdout
-    result = loadtune.load_result(folder)
-    assert "SIGHUP" in result.cut_short
-    assert list(result.trials[: len(before.trials)]) == before.trials
-    assert result.best is None
-    with pytest.raises(ResultError, match="no confirmed winner"):
-        loadtune.best_loader_kwargs(folder)
-
-
-def test_it_is_resumed_and_measures_nothing_again(cut):
-    home, folder, before = cut
-    (home / "cwd" / "hold").unlink()
-    num_trials = len(before.trials) + 1
-    with Command(home, "run", "--resume", "--out", "kept", *SHORT, "--trials", str(num_trials)) as command:
-        ended = command.end()
-    assert ended.code == 0, ended.stderr
-    assert list((home / "cwd" / "kept").glob("*/*")) == [folder]
-    result = loadtune.load_result(folder)
-    assert list(result.trials[:-1]) == before.trials
-    assert len(result.trials) == num_trials
-    assert {c for c in result.ceilings if not c.verified} <= set(before.ceilings)
-    assert "[memory" not in ended.stderr
-    assert result.best is not None
 
 
 def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from page_rig import GOLDEN as KEPT
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 from loadtune.cli import app
 from loadtune.report.forms import FORMS
 from loadtune.report.store import load_result, write_result
+from loadtune.run import Resumable, write_run
 
 
 def invoke(*words: str) -> Result:
@@ -88,11 +90,11 @@ def test_a_run_without_a_winner_is_compared_as_far_as_it_goes(slower: Path) -> N
 
 @pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
 def test_another_device_cannot_be_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: tuple[str, ...], code: int
+    slower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: tuple[str, ...], code: int
 ) -> None:
     host = dataclasses.replace(load_result(KEPT).host, gpus=())
     monkeypatch.setattr("loadtune.checking.read_host", lambda: host)
-    ended = invoke("compare", str(KEPT), "--measure", "--json", "--out", str(tmp_path / "out"), *strict)
+    ended = invoke("compare", str(slower), "--measure", "--json", "--out", str(tmp_path / "out"), *strict)
     found = json.loads(ended.stdout)
     assert (ended.exit_code, found["outcome"], found["comparison"]) == (code, "unclear", None)
     assert "measured on NVIDIA H200, and this machine has no GPU" in found["reason"]
@@ -110,6 +112,20 @@ def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert "confirmed its answer by one run" in ended.stderr
     assert "with a --time-budget above 5 min 00 s" in ended.stderr
+
+
+@pytest.mark.parametrize(("user", "mode"), [(1234, 0o644), (os.getuid(), 0o646)])
+def test_what_another_user_could_have_written_is_not_imported(
+    slower: Path, monkeypatch: pytest.MonkeyPatch, user: int, mode: int
+) -> None:
+    kept = load_result(slower)
+    write_run(Resumable(kept.config, kept.host, kept.device, "0"), slower.parent)
+    monkeypatch.setattr("os.fstat", lambda at: SimpleNamespace(st_size=9, st_uid=user, st_mode=0o100000 | mode))
+    for words in (("run", "--resume"), ("compare", "--measure")):
+        ended = invoke(*words, str(slower.parent))
+        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert "it must belong to you or root, and others may not write it" in " ".join(ended.stderr.split())
+    assert load_result(slower) == kept  # which imports nothing
 
 
 def test_a_printed_result_is_the_short_answer() -> None:

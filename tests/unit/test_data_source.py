@@ -1,6 +1,8 @@
-"""Where samples came from, as the note tells it."""
+"""Where samples came from and whether they stay, as the notes tell it."""
 
-from loadtune.final.doubts import cached_text
+from dataclasses import replace
+
+from loadtune.final.doubts import cached_text, growth_text
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.telemetry import Telemetry
 
@@ -24,3 +26,13 @@ def test_nothing_is_said_where_little_was_read_or_nothing_is_known_or_it_came_fr
     silent = [[], *([each] for each in (run(None, 5 * MB), run(100 * MB, None), run(0.5 * MB, 0.0), run(5 * MB, 0.0)))]
     for measured in (*silent, [run(100 * MB, 60 * MB)]):
         assert cached_text(measured, 600_000) is None
+
+
+def test_memory_that_grows_with_each_sample_is_told_where_an_epoch_would_not_fit() -> None:
+    def grown(*per_s: float | None) -> str | None:
+        telemetry = [Telemetry(seconds=2.0, workers_growth_bytes_per_s=each) for each in per_s]
+        runs = [replace(run(None, None), epoch_samples=10**6, telemetry=each) for each in telemetry]
+        return growth_text(runs, ram_bytes=64 << 30)
+
+    assert "by 95.4 MiB in 1,000 samples. At this pace an epoch of" in (grown(100 * MB, 100 * MB, None, 100 * MB) or "")
+    assert [grown(), grown(None), grown(100 * MB, 0.0, 0.0), grown(30 * MB, 30 * MB, 30 * MB)] == [None] * 4

@@ -42,7 +42,7 @@ class FakeProcess:
         return SimpleNamespace(user=self.cpu_s, system=0.0, children_user=self.waited_s, children_system=0.0)
 
     def memory_info(self):
-        return SimpleNamespace(rss=self.rss, shared=0)
+        return SimpleNamespace(rss=self.rss, shared=min(self.rss, 40))
 
     def io_counters(self):
         self.alive()
@@ -82,9 +82,11 @@ def world(monkeypatch):
 def test_cpu_time_of_training_and_workers_is_cores(world):
     first = worker(11, cpu_s=50.0)
     world.main.below = [first]
-    assert world.look() == (None, 200, None)
+    assert world.look() == (None, 200, None, 60)
     world.main.cpu_s, first.cpu_s = 0.1, 50.05
-    assert world.look() == pytest.approx((1.5, 200, 0.5))
+    assert world.look() == pytest.approx((1.5, 200, 0.5, 60))
+    first.rss = 0  # a moment before it is gone
+    assert world.look()[3] is None
 
 
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
@@ -107,9 +109,9 @@ def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
     used_s = 0.0
     for number, world.main.waited_s in enumerate(waited_s, 1):
         world.main.cpu_s, first.gone = 0.1 * number, True
-        training, rss, workers = world.look()
+        training, rss, workers, own = world.look()
         used_s += 0.1 * training
-        assert (rss, workers) == (100, None)
+        assert (rss, workers, own) == (100, None, None)
     assert used_s == pytest.approx(0.2 + max(0.0, waited_s[1] - 50.0))
 
 
@@ -127,11 +129,11 @@ def test_a_replaced_training_process_is_followed_at_once_and_none_is_no_figure(w
     world.main.cpu_s = 5.1
     world.look()
     world.pid, world.table[2].cpu_s = 2, 30.0
-    assert world.look() == (None, 100, None)
+    assert world.look() == (None, 100, None, None)
     world.table[2].cpu_s = 30.1
     assert world.look()[0] == pytest.approx(1.0)
     for world.pid in (None, 99):
-        assert world.look() == (None, None, None)
+        assert world.look() == (None, None, None, None)
     world.pid = 1
     assert world.look()[1] == 100
 

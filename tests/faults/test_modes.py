@@ -1,0 +1,110 @@
+"""`loadtune exec` in the ways that Python is run: a training sees, says and ends as without it, and nothing is left."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from loadtune.inflight.account import Account, write
+from loadtune.stream.shm_cleanup import group_members
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "training_modes.py"
+PLACE = next(number for number, line in enumerate(SCRIPT.open(), 1) if "iter(DataLoader(" in line)
+IN_ONE_SCRIPT = ("plain", "traced", "profiled", "forking", "threads", "exits", "raises", "leaves")
+OF_PYTHON = {
+    "dev": ("-X", "dev", "-W", "ignore:This process"),  # faulthandler and PYTHONMALLOC=debug are part of it
+    "optimized": ("-O",),
+    "debugger": ("-m", "pdb", "-c", "continue", "-c", "quit"),
+    "coverage": ("-m", "coverage", "run"),
+}
+
+
+class Ended:
+    """A run of the script, which has ended: without ``others`` plainly, else it switches to so many at batch 4."""
+
+    def __init__(self, folder, modes, python=(), own=1, others=None, **environment):
+        folder.mkdir()
+        self.folder, command = folder, [sys.executable, *python, str(SCRIPT), str(folder), str(own), *modes]
+        if others is not None:
+            name, switches = f"Samples at training_modes.py:{PLACE}", [{"epoch": 0, "batch": 4, "num_workers": others}]
+            one = {"own_workers": own, "num_workers": own, "switches": switches}
+            write([Account(name=each, **one) for each in (name, f"{name} (2)")], folder, "replay.json")
+            words = ("--replay", str(folder / "replay.json"), "--out", str(folder))
+            command = [sys.executable, "-m", "loadtune", "exec", *words, "--", *command]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"} | environment
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **streams) as process:
+            self.out, error = (each.decode() for each in process.communicate(timeout=120))
+        self.code, self.group = process.returncode, process.pid
+        self.said = [line for line in error.splitlines() if not line.startswith("loadtune:")]
+
+    def of(self, mode):
+        """What its loops saw, what it printed, how it ended."""
+        logs = {path.name.removeprefix(mode): path.read_text() for path in self.folder.glob(f"{mode}*.log")}
+        ended = [path.read_text() for path in (self.folder / f"{mode}.{each}" for each in ("out", "code"))]
+        said = (self.folder / f"{mode}.err").read_text().splitlines()
+        said = [re.sub(r"\d+", "#", line) for line in said if not line.startswith("loadtune:")]  # times, process ids
+        return logs, ended, said
+
+    def switched(self):
+        """Of how many loaders the number of workers was changed."""
+        return sum(
+            bool(each["switches"]) for each in json.loads((self.folder / "inflight.json").read_text())["loaders"]
+        )
+
+    def check_nothing_is_left(self):
+        deadline = time.monotonic() + 10.0
+        while (members := group_members(self.group)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not members
+        pids = [path.stem for path in self.folder.glob("*.pid")]
+        assert len(pids) >= 2
+        assert not [path for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    return Ended(tmp_path_factory.mktemp("modes") / "without", IN_ONE_SCRIPT)
+
+
+def test_a_training_that_is_traced_profiled_forked_threaded_or_left(without, tmp_path):
+    tuned = Ended(tmp_path / "tuned", IN_ONE_SCRIPT, others=2)
+    for mode in IN_ONE_SCRIPT:
+        assert tuned.of(mode) == without.of(mode)
+    assert (tuned.out, tuned.code, tuned.said) == ("", 0, [])
+    assert tuned.switched() == len(IN_ONE_SCRIPT) + 1, "two in threads; those of a forked child are not its parent's"
+    tuned.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("method", "own", "others"), [("spawn", 0, 1), ("forkserver", 1, 2)])
+def test_a_training_whose_workers_are_not_forked(method, own, others, without, tmp_path):
+    tuned = Ended(tmp_path / "tuned", (method,), own=own, others=others)
+    assert (tmp_path / f"tuned/{method}.log").read_text() == without.of("plain")[0][".log"]
+    assert (tuned.out, tuned.code, tuned.said) == ("trained\n", 0, [])
+    assert tuned.switched() == 1
+    tuned.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("mode", OF_PYTHON)
+def test_a_training_under_another_python(mode, without, tmp_path):
+    """With a sitecustomize of the user's."""
+    if mode == "coverage" and find_spec("coverage") is None:
+        pytest.skip("coverage is not installed")
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nos.mkdir(f'ran with -O {sys.flags.optimize}')")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    tuned = Ended(tmp_path / "tuned", ("plain",), OF_PYTHON[mode], others=2, PYTHONPATH=path)
+    assert (tmp_path / "tuned" / "plain.log").read_text() == without.of("plain")[0][".log"]
+    assert (tmp_path / "tuned" / f"ran with -O {int(mode == 'optimized')}").exists()
+    printed = "trained\n"
+    if mode == "debugger":
+        printed = Ended(tmp_path / "plain", ("plain",), OF_PYTHON[mode]).out
+    assert (tuned.out, tuned.code, tuned.said) == (printed, 0, [])
+    assert tuned.switched() == 1
+    tuned.check_nothing_is_left()
