@@ -3,21 +3,21 @@
     python benchmarks/peers.py [--parts tune,time] [--tools A,B] [--rounds N] [--within-s S] [--keep FOLDER]
                                [--from JSON] [--note FILE] [--quick]
 
-ResNet-50 on JPEG files of 500 pixels, augmented and normalized as ImageNet usually is, SGD with momentum. `tune` asks each
-tool, `time` trains by each answer, in turn, in fresh processes that share no line with loadtune's own measuring
+ResNet-50 on JPEG files of 500 pixels, augmented and normalized as ImageNet usually is, SGD with momentum. `tune` asks
+each tool, `time` trains by each answer, in turn, in fresh processes that share no line with loadtune's own measuring
 (`peers_child.py`). Parts may be run in several calls on one machine: --keep writes what is known, --from takes it up.
 --quick rehearses with a tiny model that a CPU trains; its figures say nothing about anything else, and a tool that
 gives no answer ends it with exit code 1.
 """
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import front
 import msgspec
 from cells import JPEG, SMOKE_FAKE
 from peers_child import Answer, Timing
@@ -35,6 +35,7 @@ from processes import (
     run_jobs,
     with_kept,
 )
+from workloads import JPEGS, spec_of
 
 from loadtune.errors import DeviceError
 from loadtune.host import read_host
@@ -232,7 +233,8 @@ def main() -> int:
     given = arguments()
     host = read_host()
     if not given.quick:
-        front.make_script(given.keep)
+        spec_of("jpeg-resnet50", small=False, folder=None)
+        os.environ |= {"PHOTOS": f"{os.environ[JPEGS]}/all", "IMAGES": "100000"}  # for train.py
     results = Results(commands=[command()], boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else None)
     try:
         slot = Slot("cpu" if given.quick else None, host, given.keep / "logs")

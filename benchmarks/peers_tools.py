@@ -78,7 +78,7 @@ def ask_finder(setup: Setup, work: str) -> Tuned:
 
 
 def ask_ours(setup: Setup) -> Tuned:
-    """In a user's script, with the settings of that; on a rehearsal's cell with that cell's model."""
+    """With `train.py` and its settings; on a rehearsal's cell with that cell's model."""
     command = ["run", "--dataset", "train:make_dataset", "--model", "train:make_model", *OWN]
     if setup.quick:
         command = ["run", "--dataset", "FakeData", "--model", setup.cell.model_path, *QUICK_RUN]
@@ -165,7 +165,7 @@ def typed(setup: Setup, num_workers: int) -> Tuned:
 
 TOOLS = {
     "own": Tool("the script: batch 256, 4 workers, pinned, bf16", 0.0, lambda setup: typed(setup, 4)),
-    "typed": Tool("the same with workers = cores", 0.0, lambda setup: typed(setup, setup.num_cores)),
+    "typed": Tool("the script with workers = cores", 0.0, lambda setup: typed(setup, setup.num_cores)),
     "defaults": Tool(
         "PyTorch's defaults, batch 64",
         0.0,
@@ -178,5 +178,5 @@ TOOLS = {
     ),
     "lightning": Tool("Lightning's finder and its worker advice", 60.0, lambda setup: ask_finder(setup, "lightning")),
     OURS: Tool("loadtune run", 200.0, ask_ours),
-    CHANGED: Tool("the same with its code changes", 0.0, ask_ours),
+    CHANGED: Tool("loadtune run, with its changes of the code", 0.0, ask_ours),
 }
