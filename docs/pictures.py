@@ -61,3 +61,30 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def gpu_idle() -> None:
+    """Those of docs/gpu-idle.md: ``cd docs; python -c "import pictures; pictures.gpu_idle()"``."""
+    root = Path(__file__).resolve().parent.parent
+    sys.path[:0] = [str(root / "tests")]
+    from browser_rig import Browser  # the tests' own way to a browser
+
+    from loadtune import load_result
+    from loadtune.report.page.write import write_page
+
+    box = "(({ top, height }) => ({ top, height }))(document.querySelector('#%s').getBoundingClientRect())"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        result = load_result(root / "benchmarks" / "results" / "2026-11-26-h200" / "jpeg")
+        browser = Browser(Path(home))
+        try:
+            browser.open(write_page(result, Path(home) / "report.html"), width=1000)
+            tall = {"width": 1000, "height": 20_000, "deviceScaleFactor": 1, "mobile": False}
+            browser.call("Emulation.setDeviceMetricsOverride", **tall)  # so that nothing scrolls
+            for name in ("timelines", "roofline"):
+                place = browser.evaluate(box % name)
+                clip = {"x": 0, "y": place["top"], "width": 1000, "height": place["height"], "scale": 1}
+                shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
+                path = root / "docs" / "images" / f"idle-{name}.png"
+                path.write_bytes(base64.b64decode(shot["data"]))
+        finally:
+            browser.end()

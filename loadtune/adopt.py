@@ -56,8 +56,8 @@ def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: b
 
     if not is_loader(loader):
         raise UsageError(
-            f"apply got a {type(loader).__name__}; it takes a torch.utils.data.DataLoader. Pass the loader of the "
-            "dataset, or use best_loader_kwargs()."
+            f"apply got a value of type {type(loader).__name__}; it takes a torch.utils.data.DataLoader. Pass the "
+            "loader of the dataset, or use best_loader_kwargs()."
         )
     parts = LoaderParts.of(loader)
     if parts.loader_class is not None:

@@ -14,7 +14,7 @@ from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
-from loadtune.run import Run
+from loadtune.run import FINAL_SHARE, LAST_SHARE, SEARCH_SHARE, Run
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, seconds_text
@@ -63,7 +63,7 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
 
 def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
-    config = run.config
+    config, until_s = run.config, run.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
     bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
     chosen = choose_recipes(
         run.training,
@@ -73,6 +73,7 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
         largest=min(bounds, default=None),
         time_budget_s=config.time_budget_s,
         memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
+        spare_s=lambda: until_s - run.clock.now(),
     )
     if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
         chosen = compile_recipes(

@@ -115,7 +115,7 @@ def answer_of(baseline: TuningResult, *, keep_batch_size: bool = False) -> Final
     if found.unconfirmed is not None:
         raise ResultError(
             f"The answer of the run of {baseline.created} is not confirmed, so no check could tell."
-            f" {found.unconfirmed.explanation}"
+            f" {found.unconfirmed.explanation} {found.unconfirmed.todo}".rstrip()
         )
     return found
 
@@ -150,7 +150,7 @@ def check_on(
 ) -> Check:
     """`check_baseline` over any training, sensor and clock."""
     answer, clock = answer_of(baseline, keep_batch_size=keep_batch_size), run.clock
-    then, config = mean_of(answer.runs, [each.runs for each in baseline.finalists]), answer.config
+    then, config = mean_of(answer.runs, [each.seen for each in baseline.finalists]), answer.config
     outcome: Outcome = "unclear"
     runs, reason, longest_s = list[Measurement](), "", 0.0
     # Segments are as long as those of the confirmation were, or a share of the time.

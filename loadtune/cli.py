@@ -71,7 +71,7 @@ def _all_commands(
 def run(
     resume: Annotated[
         str | None,
-        typer.Option(metavar="[FOLDER]", help="Continue this run, or the newest one.", rich_help_panel="Output"),
+        typer.Option(metavar="[FOLDER]", help="Continue the run in FOLDER, or the newest.", rich_help_panel="Output"),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,

@@ -30,15 +30,15 @@ def exec_(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command that trains, after --.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json into it."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json, a record of each loader, into it."),
     ] = None,
     max_workers: Annotated[str | None, typer.Option(metavar="N", help="Most workers of one loader.")] = None,
     freeze: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Leave a loader alone: its dataset's class, or FILE:LINE."),
+        typer.Option(metavar="NAME", help="Do not tune this loader: its dataset's class, or FILE:LINE."),
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Leave loaders with random samples alone.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and advise; switch nothing.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Do not tune loaders that draw random numbers.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and advise; change no loader.")] = False,
     until_tuned: Annotated[
         bool,
         typer.Option(
@@ -47,14 +47,14 @@ def exec_(
         ),
     ] = False,
     replay: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Repeat the switches of an inflight.json.")
+        Path | None, typer.Option(metavar="FILE", help="Change workers when and as an inflight.json records.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Tune DataLoader workers while a script trains.
 
-    Nothing is changed in the code. Output, exit code, signals and working directory are the script's own.
-    Samples and their order stay the same. What is decided is said on stderr.
+    Your code stays as it is. Output, exit code, signals and working directory are the script's own.
+    Samples and their order stay the same. Each decision is printed on stderr.
 
     Examples:
 

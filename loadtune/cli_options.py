@@ -23,13 +23,13 @@ NEWEST = ":newest"
 """Stands for the newest run; no folder of a run has a colon in its name."""
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all else on stderr.", rich_help_panel="Output")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress; warnings stay.", rich_help_panel="Output")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only warnings, no progress.", rich_help_panel="Output")]
 Verbose = Annotated[
     bool,
-    typer.Option("-v", "--verbose", help="Tracebacks; keep the log of a run that failed.", rich_help_panel="Output"),
+    typer.Option("-v", "--verbose", help="Show Python tracebacks; keep a failed run's log.", rich_help_panel="Output"),
 ]
 KeepBatchSize = Annotated[
-    bool, typer.Option("--keep-batch-size", help="Take the best at the batch size that the run was given.")
+    bool, typer.Option("--keep-batch-size", help="Take the best settings at your --batch-size of `loadtune run`.")
 ]
 
 

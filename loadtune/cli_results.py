@@ -121,12 +121,13 @@ def export(
     Forms:
 
     \b
-      python       loader_kwargs.py to import: LOADER_KWARGS and RECIPE
+      python       loader_kwargs.py to import: LOADER_KWARGS, and RECIPE with
+                   precision, memory format, fused optimizer, torch.compile
       pytorch      loader and training step of a plain loop, to paste
       lightning    a LightningDataModule and arguments of Trainer
       hf           arguments of transformers.TrainingArguments
       accelerate   arguments of Accelerator
-      json         loader arguments, recipe and throughput as JSON
+      json         loader arguments, precision and throughput as JSON
       env          LOADTUNE_BATCH_SIZE=… for a shell, Docker or $GITHUB_ENV
       markdown     a table and code, for a pull request or a job's summary
       github-action-benchmark
@@ -172,7 +173,7 @@ def compare(
         str, typer.Option(metavar="5%", help="With --measure: loss that passes, as 5% or 0.05.")
     ] = "5%",
     time_budget: Annotated[
-        str, typer.Option(metavar="SECONDS", help="With --measure: time, with start-up; torch.compile's is added.")
+        str, typer.Option(metavar="SECONDS", help="With --measure: time in all; compiling comes on top.")
     ] = "60",
     strict: Annotated[
         bool, typer.Option("--strict", help=f"With --measure: exit code {UNCLEAR} where it is unclear.")

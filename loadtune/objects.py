@@ -157,7 +157,7 @@ def _check_objects(job: Job) -> None:
             continue
         readable = hasattr(part, "__getitem__") or (hasattr(part, "__iter__") and not hasattr(part, "__next__"))
         if name != "dataset" or is_loader(part) or not readable:
-            found = repr(part) if isinstance(part, int | float) else f"a {type(part).__name__}"
+            found = repr(part) if isinstance(part, int | float) else f"of type {type(part).__name__}"
             raise UsageError(f"{name} is {found}; it can be {_ALLOWED[name]}.")
     check_at_least("accumulate", job.accumulate, 1)
     if job.precision is not None:

@@ -45,8 +45,9 @@ def restore(run: Run) -> None:
             setattr(run, each.name, getattr(kept, each.name))
     run.earlier = result_in(run.folder)
     run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
-    before = counted(len(kept.trials), "trial")
-    run.note(f"{_RESUMED}, with {before} measured before. The time taken is that of this part alone.")
+    before = counted(len(kept.trials) + len(kept.confirmed), "measurement")
+    run.notes.append(f"{_RESUMED}, with {before} made before. The time taken is that of this part alone.")
+    run.tell(run.notes[-1])
 
 
 def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:

@@ -32,7 +32,7 @@ from loadtune.records.result import (
     TuningResult,
     Winner,
 )
-from loadtune.records.telemetry import Progress, Reading, Telemetry
+from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.store import files_below, read_record, write_whole
 from loadtune.seams import Clock, Listener, Sensor, Training
 
@@ -52,6 +52,10 @@ spare."""
 
 LAST_SHARE = 0.04
 """Of the time budget, for what comes after the final."""
+
+PLAN = {"study": (SEARCH_SHARE, CODE_SHARE + FINAL_SHARE), "changes": (CODE_SHARE, FINAL_SHARE)}
+PLAN |= {"verify": (0.0, FINAL_SHARE), "confirm": (FINAL_SHARE, 0.0)}
+"""Of the time budget, what each stage from the search on is planned to take, and all stages after it."""
 
 
 @dataclass(slots=True)
@@ -123,6 +127,7 @@ class Run(Resumable):
     cut_short: str | None = None
     interrupted_by: str | None = None
     stage_name: str = "start"
+    stage_began_s: float = 0.0
     running: TrialConfig | None = None
     started_s: float = 0.0
     created: str = ""
@@ -183,10 +188,19 @@ class Run(Resumable):
         """The same of the second round."""
         return self.until(1 - LAST_SHARE)
 
+    @property
+    def expected_s(self) -> float | None:
+        """What is planned for the rest of this stage and for those after it. None: the search has not begun."""
+        if self.stage_name not in PLAN:
+            return None
+        stage_s, later_s = (share * self.config.time_budget_s for share in PLAN[self.stage_name])
+        return min(max(0.0, self.stage_began_s + stage_s - self.clock.now()) + later_s, max(0.0, self.left_s))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Name and time a part of the run, also when it is cut short."""
-        self.stage_name, started = name, self.clock.now()
+        self.stage_name = name
+        self.stage_began_s = started = self.clock.now()
         self.tell()
         try:
             yield
@@ -219,9 +233,6 @@ class Run(Resumable):
                 self.note(f"{failed}: {reason.rstrip('.')}.")
             return None
 
-    def latest(self) -> Reading | None:
-        return self.aside("Telemetry is missing", self.sensor.latest)
-
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         return self.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s))
 
@@ -230,20 +241,20 @@ class Run(Resumable):
         listener = self.listener
         if listener is None:
             return
-        best_config, best = max(self.tried, key=lambda each: each[1].score, default=(None, None))
+        seen = [(each.config, each) for each in self.finalists] or self.tried  # those of the search are too good
+        best_config, best = max(seen, key=lambda each: each[1].score, default=(None, None))
         progress = Progress(
             stage=self.stage_name,
             message=message,
             warning=warning,
-            trial_number=len(self.trials) or None,
+            number=len(self.confirmed if self.stage_name == "confirm" else self.trials) + 1,
             num_trials=self.config.num_trials,
             config=self.running,
             current_samples_per_s=rate,
             best_samples_per_s=best.samples_per_s if best else None,
             best_config=best_config,
-            reading=self.latest(),
-            has_gpu=self.device.kind == "cuda",
             left_s=max(0.0, self.left_s),
+            expected_s=self.expected_s,
         )
         self.aside("Progress could not be shown", lambda: listener(progress))
 

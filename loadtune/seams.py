@@ -8,7 +8,7 @@ from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import Examined
-from loadtune.records.telemetry import Progress, Reading, Telemetry
+from loadtune.records.telemetry import Progress, Telemetry
 
 Watch = Callable[[Window], bool]
 """Told each window as it ends; True: go on, False: enough."""
@@ -24,9 +24,6 @@ class Clock(Protocol):
 
 class Sensor(Protocol):
     """Samples the machine from outside the training process while it is open."""
-
-    def latest(self) -> Reading | None:
-        """The newest reading; None before the first."""
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""

@@ -5,7 +5,7 @@ In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. E
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from loadtune.options import in_python, python_names
 from loadtune.records.config import LiveObjects, TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Progress
+from loadtune.report.live import LiveDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
+from loadtune.report.sentences import warning
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, run_folder, write_result
 from loadtune.resuming import restore
 from loadtune.run import RUN_FILE, Run
@@ -66,7 +67,7 @@ def tune(
         optimizer. It is not changed: only the loader is tuned.
     settings: every option of ``loadtune run`` that has a name in Python: ``batch_size=64, precision="bf16",
         time_budget_s=120``. docs/options.md lists them.
-    listener: called with the progress of the run. None: warnings and the folder are written to stderr.
+    listener: called with the progress of the run. None: the progress is shown on stderr.
 
     Parts can be names, too: ``model="resnet50"``, ``dataset="train.py:make_dataset"``. The training process works on
     copies of the objects, made by pickling. `folder` defaults to a new one below ``out``. With `resume` the run
@@ -96,7 +97,9 @@ def tune_config(
     """`tune` of a config that was checked."""
     host = read_host()
     device = choose_device(host, config.device)
-    with run_folder(folder, Path(config.out), config.workload.label) as folder:
+    shown: AbstractContextManager[Listener]
+    shown = nullcontext(listener) if listener else LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
+    with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,
             device,
@@ -106,22 +109,15 @@ def tune_config(
             max_memory_bytes=config.max_gpu_memory_bytes,
         )
         with training, Sampler(device, lambda: training.pid) as sensor:
-            clock, told = MonotonicClock(), listener or _warn
+            clock = MonotonicClock()
             result = tune_on(training, sensor, clock, config, host, device, folder, told, read_host, resume=resume)
     if listener is None:
-        _say(f"the result and its report are in {folder}")
+        lines = [*filter(None, [warning(result)]), f"the result and its report are in {folder}"]
+        if result.cut_short is not None and (folder / RUN_FILE).exists():
+            lines.append(f"to continue, add to the same call: folder=Path({str(folder)!r}), resume=True")
+        with suppress(OSError):  # a full disk, or nobody reads it
+            sys.stderr.write("".join(f"loadtune: {plain(in_python(line))}\n" for line in lines))
     return result
-
-
-def _warn(progress: Progress) -> None:
-    """Shows what a caller without a listener should read before trusting the result."""
-    if progress.warning and progress.message:
-        _say(f"warning: {in_python(progress.message)}")
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # a full disk, or nobody reads it
-        sys.stderr.write(f"loadtune: {plain(text)}\n")
 
 
 def tune_on(
@@ -149,7 +145,7 @@ def tune_on(
             _tell(run)
         except Exception as error:
             run.cut_short = str(error)
-            if run.trials and run.stage_name != "start":
+            if (run.trials or run.confirmed) and run.stage_name != "start":
                 with suppress(ResultError):  # the error that came first says what to mend
                     _keep(run)
             raise
@@ -165,7 +161,7 @@ def _tell(run: Run) -> None:
         run.interrupted_by = str(interruption) or "SIGINT"
     except OutOfTimeError as end:
         run.cut_short = ended_text(run, end)
-        if not any(trial.measurement for trial in run.trials):
+        if not run.timed:
             message = f"{run.cut_short[0].upper()}{run.cut_short[1:]}."
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
 
@@ -180,10 +176,11 @@ def ended_text(run: Run, end: OutOfTimeError) -> str:
         )
     if failed:
         return f"{ended} after {counted(len(failed), 'trial')} hung: {failed[-1].message.rstrip('.')}"
-    if not any(trial.measurement for trial in run.trials):
+    if not run.timed:
+        start, timing = (seconds_text(run.stage_seconds.get(name, 0.0)) for name in ("start", "calibrate"))
         return (
-            f"{ended} before anything was measured. The start took {seconds_text(run.stage_seconds.get('start', 0.0))};"
-            " importing torch and the workload's own code counts. Give a larger --time-budget"
+            f"{ended} before anything was measured. Importing torch and building the workload took {start}, timing"
+            f" precisions and batch sizes {timing}. Give a larger --time-budget, or run again on a quieter machine"
         )
     stage = "confirmation" if run.stage_name == "confirm" else f"{run.stage_name} stage"
     return f"{ended} in the {stage}. A larger --time-budget lets the run finish"

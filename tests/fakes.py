@@ -12,7 +12,7 @@ from loadtune.records.facts import GpuFacts, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import NUM_STEPS, BatchTry, FitReport
 from loadtune.records.result import Examined
-from loadtune.records.telemetry import Reading, Telemetry
+from loadtune.records.telemetry import Telemetry
 from loadtune.seams import Watch
 
 GIB = 1024**3
@@ -36,9 +36,6 @@ class FakeSensor:
     """Always reads the same."""
 
     clock: FakeClock
-
-    def latest(self) -> Reading:
-        return Reading(gpu_utilization_fraction=0.8)
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
         return Telemetry(seconds=end_s - start_s, gpu_utilization_fraction=0.8)

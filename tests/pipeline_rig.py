@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 def kill_at(stage: str, trial_number: int = 0) -> Listener:
     def listen(progress: Progress) -> None:
-        if progress.stage == stage and (progress.trial_number or 0) >= trial_number and progress.current_samples_per_s:
+        if progress.stage == stage and progress.number > trial_number and progress.current_samples_per_s:
             raise Killed
 
     return listen

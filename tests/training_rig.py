@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +22,15 @@ def spec_of(dataset="Images", model="Linear"):
 
 
 @contextlib.contextmanager
-def training_on(folder, dataset="Images", model="Linear"):
-    """The client, with the tiny workloads importable for its child."""
+def training_on(folder, dataset="Images", model="Linear", *, fresh=False):
+    """The client, with the tiny workloads importable for its child. ``fresh``: that is a new interpreter."""
     with pytest.MonkeyPatch.context() as patch:
+        started_by = subprocess
+        if not fresh:
+            from forked_training import Forked  # imports torch
+
+            started_by = SimpleNamespace(Popen=Forked, DEVNULL=None)
+        patch.setattr("loadtune.training.process.subprocess", started_by)
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         patch.setenv(FAULT, str(folder / "fault"))
         spec, log_path = spec_of(dataset, model), folder / "training.log"

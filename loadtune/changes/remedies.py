@@ -62,7 +62,7 @@ class Uint8Transfer(Remedy):
 
     name = "uint8_transfer"
     title = "send uint8 images, make floats on the GPU"
-    changes = "on the GPU a batch takes a quarter more memory, as bytes and as floats"
+    changes = "the GPU holds each image twice, as bytes and as floats, in 25% more memory"
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         facts = situation.facts

@@ -11,7 +11,7 @@ from loadtune.final.winner import Outcome, Verdict, as_finalist, difference, fin
 from loadtune.records.answer import compute_fraction, compute_rate
 from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Attempt, Finalist, Remedies, TriedRemedy, Winner
 from loadtune.run import FINAL_SHARE, Run
 from loadtune.search.search import Search
@@ -45,6 +45,8 @@ def confirmation(run: Run, search: Search) -> None:
         note_disturbance(run)
         if end is not None:
             raise end
+        for each in run.confirmed if run.best is None else ():  # the user's own code failed, as in a search
+            raise_for_the_user(None if each.config.remedies else each.failure)
 
 
 def _outcomes(run: Run) -> list[Outcome]:

@@ -12,6 +12,7 @@ from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial, Unconfirmed
 from loadtune.report.wording import interval_text, settings_text
 from loadtune.run import Run
+from loadtune.search.segment import QUIETER
 from loadtune.units import bytes_text, counted, percent_text, rate_text
 
 TOO_WIDE = 1.0
@@ -41,14 +42,14 @@ def _why(finalist: Finalist, failed: Sequence[Failed], points: Sequence[ComputeP
     if is_barred(own):
         what = _failures_text(num_runs, own)
         cause = "Remove the cause and run again: training for hours would meet it too."
-        return Unconfirmed(reason="failed", explanation=f"{what}. {cause}")
+        return Unconfirmed(reason="failed", explanation=f"{what}.", todo=cause)
     if rate.half_width is not None and rate.half_width >= TOO_WIDE * rate.value:
         return Unconfirmed(
             reason="wide_interval",
             explanation=(
-                f"It reads {interval_text(rate)} after {counted(num_runs, 'run')}, an interval that includes 0. Run "
-                "again on a quieter machine, or with a larger --time-budget."
+                f"It reads {interval_text(rate)} after {counted(num_runs, 'run')}, an interval that includes 0."
             ),
+            todo=QUIETER,
         )
     point = compute_rate(points, finalist.config)
     # By more than the interval of the one and the fastest window of the other explain.
@@ -58,8 +59,9 @@ def _why(finalist: Finalist, failed: Sequence[Failed], points: Sequence[ComputeP
             explanation=(
                 f"It reads {rate_text(rate.value)}, more than its compute-only rate of "
                 f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
-                "faster. Run again when nothing else uses this machine."
+                "faster."
             ),
+            todo=QUIETER,
         )
     return None
 
@@ -108,6 +110,7 @@ def note_failures(run: Run) -> None:
             then = ", so there is no speed-up to report" if config == run.yours else ""
             why = f"({failure.kind}: {failure.message.rstrip('.')})"
             run.note(f"{_named(config, run.yours)} did not run in the confirmation {why}{then}.")
+    todo = list[str]()
     for finalist in run.finalists:
         named, doubt = _named(finalist.config, run.yours), finalist.unconfirmed
         if doubt is None and finalist.failures:
@@ -115,8 +118,11 @@ def note_failures(run: Run) -> None:
             run.note(f"{named} is judged by the runs that did not fail: {what}.")
         elif doubt is not None and doubt.reason != "non_finite_loss":  # which was said once for all
             run.note(f"{named} is not confirmed. {doubt.explanation}")
-    if run.best is not None and not run.tried:
-        run.note("No configuration but your settings could be run, so your settings are the answer.")
+            todo.append(doubt.todo)
+    run.note(*todo)  # each once
+    if run.best is not None and not run.tried and ran == {run.yours}:
+        why = "could be run" if run.trials else "could be measured in the time. Raise --time-budget"
+        run.note(f"No configuration but your settings {why}.")
 
 
 def _worker_note(trials: Sequence[Trial]) -> str | None:

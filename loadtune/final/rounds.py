@@ -20,6 +20,7 @@ from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.run import Run
 from loadtune.seams import Clock
 from loadtune.search.search import MIN_RUNS, Search
+from loadtune.search.searching import MIN_TRIALS
 from loadtune.search.space import largest_batch
 
 
@@ -27,6 +28,8 @@ def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[Tri
     """Those of this run, those first that the answer needs most. ``known``: runs from before an interruption."""
     own_size, searched = run.config.yours.batch_size, [config for config in search.ranked() if not config.remedies]
     ranked = list(dict.fromkeys(_within_ceiling(run, config) for config in searched))
+    if len(run.trials) < MIN_TRIALS:  # there was no time for more
+        ranked += [config for config in (search.smallest(),) if config is not None]
     spare_s, wanted = run.confirm_until_s - run.clock.now(), list[tuple[TrialConfig | None, float]]()
     if ranked:
         changed = None if run.changes is None else search.changed()

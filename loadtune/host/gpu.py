@@ -150,7 +150,7 @@ def choose_device(host: HostFacts, requested: str | None) -> Device:
     if wanted == "cpu" or (requested is None and not host.gpus):
         return Device(kind="cpu", name=host.cpu_name or "CPU")
     if wanted == "cuda":
-        found = [freest_gpu(host)]
+        found = [freest_gpu(host)] if host.gpus else []
     elif wanted.startswith(("gpu-", "mig-")):
         uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
         found = [gpu for gpu in host.gpus if gpu.uuid in uuids]
@@ -165,14 +165,14 @@ def choose_device(host: HostFacts, requested: str | None) -> Device:
 def freest_gpu(host: HostFacts) -> GpuFacts:
     """Most free memory, then least utilization, then CUDA's order. Raises DeviceError where there is no GPU."""
     if not host.gpus:
-        raise _refusal(host, "This machine has no GPU that can be used.")
+        raise _refusal(host, "This machine has no GPU that can be used.", instead="")
     enough = max(gpu.free_bytes for gpu in host.gpus) * (1 - FREE_TIE_FRACTION)
     free = (gpu for gpu in host.gpus if gpu.free_bytes >= enough)
     # One that does not say how busy it is comes after those that do.
     return min(free, key=lambda gpu: math.inf if gpu.utilization_fraction is None else gpu.utilization_fraction)
 
 
-def _refusal(host: HostFacts, problem: str) -> DeviceError:
+def _refusal(host: HostFacts, problem: str, instead: str = ", or use the CPU: --device cpu") -> DeviceError:
     """With what there is and what may be asked for, so that it can be mended without another command."""
     if host.gpus:
         lines = (
@@ -187,7 +187,7 @@ def _refusal(host: HostFacts, problem: str) -> DeviceError:
     found = "No NVIDIA driver answered on this machine."
     if host.driver is not None:
         found = f"The NVIDIA driver ({host.driver}) is there, but no GPU is visible to this process."
-    return DeviceError(f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU: --device cpu.")
+    return DeviceError(f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES{instead}.")
 
 
 _OWN_NAMESPACE = Path("/proc/self/ns/pid")

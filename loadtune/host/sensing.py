@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from loadtune.records.telemetry import Reading, Telemetry, Timeline
+from loadtune.records.telemetry import Telemetry, Timeline
 
 
 class Count(NamedTuple):
@@ -111,13 +111,6 @@ class Record:
     def end_reading(self, at_s: float) -> None:
         """All probes that were due have looked."""
         self._read_s.append(at_s)
-
-    def latest(self) -> Reading | None:
-        """The newest reading; None before the first."""
-        if not self._read_s:
-            return None
-        fields = Reading.__dataclass_fields__
-        return Reading(**{figure: self._tracks[figure].values[-1] for figure in fields if figure in self._tracks})
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened between two moments. None: no reading was taken."""

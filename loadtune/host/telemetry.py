@@ -1,7 +1,7 @@
 """The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
 
-In: the device, whose process tree the training process is. Out: `Reading` and `Telemetry`, as `seams.Sensor`
-asks. One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
+In: the device, whose process tree the training process is. Out: `Telemetry`, as `seams.Sensor` asks.
+One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
 """
 
 import os
@@ -19,7 +19,7 @@ from loadtune.host.nvml import NVML, Nvml, NvmlDevice
 from loadtune.host.processes import ProcessSearch, ProcessTree, Reads
 from loadtune.host.sensing import Probe, Record
 from loadtune.records.facts import Device
-from loadtune.records.telemetry import Reading, Telemetry
+from loadtune.records.telemetry import Telemetry
 
 CPU_SHARE = 0.015
 """Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look:
@@ -106,11 +106,6 @@ class Sampler:
         """Give back what the probes hold of the driver."""
         for paced in self._probes:
             paced.probe.close()
-
-    def latest(self) -> Reading | None:
-        """The newest reading; None before the first."""
-        with self._lock:
-            return self._seen.latest()
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""

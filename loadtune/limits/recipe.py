@@ -55,12 +55,14 @@ def choose_recipes(
     largest: int | None,
     time_budget_s: float,
     memory_format: MemoryFormat | None = None,
+    spare_s: Callable[[], float] = lambda: 1e9,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
     `largest` bounds the batch (dataset length, ``--max-batch-size``); None: nothing does. `memory_format` is taken
-    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises
-    WorkloadError where no precision trains.
+    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. `spare_s`:
+    seconds that calibrating may still take. Once the first precision is timed, what would take longer is left out.
+    Raises WorkloadError where no precision trains.
     """
     point_s = point_seconds(time_budget_s)
     largest = min(largest or MODERATE_BATCH, MODERATE_BATCH)
@@ -68,7 +70,15 @@ def choose_recipes(
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     failures: list[TrialFailure] = []
+    took_s = 0.0
     for precision in precisions:
+        begun_s = spare_s()
+        if choices and begun_s < 3 * took_s:  # for this one, and as long for each memory line
+            notes.append(
+                f"{precision} was left out: timing {choices[0].chosen.precision} took {seconds_text(took_s)}, and "
+                f"{seconds_text(max(0.0, begun_s))} were left for this. Raise --time-budget, or name it in --precision."
+            )
+            continue
         first = choices[0].points[0] if choices else None
         plain = _time_plain(training, precision, smallest, first.batch_size if first else largest, point_s)
         if first is not None:
@@ -77,8 +87,10 @@ def choose_recipes(
             notes.append(f"{precision} was left out: {plain.message}")
             failures.append(plain)
             continue
-        choice, left_out = _best_recipe(training, facts, plain, point_s, optimizer, memory_format)
+        plain_s = begun_s - spare_s()
+        choice, left_out = _best_recipe(training, facts, plain, point_s, optimizer, memory_format, spare_s, plain_s)
         choices.append(choice)
+        took_s = took_s or begun_s - spare_s()
         notes += left_out
     if not choices:
         if failures[0].kind == "oom":
@@ -150,8 +162,11 @@ def _best_recipe(
     point_s: float,
     optimizer: OptimizerName | None,
     memory_format: MemoryFormat | None,
+    spare_s: Callable[[], float],
+    line_s: float,
 ) -> tuple[RecipeChoice, list[str]]:
-    """Climb from the plain recipe: each change is tried on the best so far and kept if it pays."""
+    """Climb from the plain recipe: each change is tried on the best so far and kept if it pays. ``line_s``: for the
+    memory line."""
     best, points, notes, precision = plain, [plain], list[str](), plain.recipe.precision
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
     # In the user's own step both are decided. An optimizer of the user's own is fused or not as it was made.
@@ -160,6 +175,9 @@ def _best_recipe(
     if precision != "own" and optimizer is not None and (precision, optimizer) != BREAKS_FUSED:
         changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
     for name, change in changes.items():
+        if spare_s() < line_s:
+            notes.append(f"{name} was not tried in {precision}, for want of time. Raise --time-budget to try it.")
+            continue
         point = training.time_compute(change(best.recipe), plain.batch_size, point_s)
         if isinstance(point, TrialFailure):
             notes.append(f"{name} was left out in {precision}: {point.message}")

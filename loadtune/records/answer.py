@@ -77,7 +77,7 @@ def doubt_of(result: TuningResult, winner: Winner) -> str | None:
         return "it was measured once. Run again with a larger --time-budget."
     finalist = finalist_of(result, winner.config)
     if finalist is not None and finalist.unconfirmed is not None:
-        return finalist.unconfirmed.explanation
+        return f"{finalist.unconfirmed.explanation} {finalist.unconfirmed.todo}".strip()
     if not result.confirmed_whole:
         why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
         return f"the run was cut short before every run of the confirmation was made{why}."

@@ -293,7 +293,7 @@ class TuneConfig:
         None, "Largest batch size to try.", default="what fits, at most a tenth of an epoch", least=1
     )
     max_workers: int | None = _limit(
-        None, "Most workers to try.", default="the usable cores; more where workers wait", least=0
+        None, "Most workers to try.", default="the usable cores; more if loading waits for storage", least=0
     )
     max_gpu_memory_bytes: int | None = _limit(
         None,

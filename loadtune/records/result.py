@@ -192,7 +192,9 @@ class Unconfirmed:
 
     reason: UnconfirmedReason
     explanation: str
-    """Figures and what to do, in sentences to show after the configuration's name."""
+    """Figures, in sentences to show after the configuration's name."""
+    todo: str = ""
+    """What to do, a sentence that may hold for several configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,11 @@ class Finalist:
     is picked. None: too few runs."""
     unconfirmed: Unconfirmed | None = None
     """Why it is never the answer. None: nothing rules it out."""
+
+    @property
+    def seen(self) -> tuple[Measurement, ...]:
+        """All its runs, that of the search too: what the spread between runs is estimated from."""
+        return self.runs if self.tried is None else (*self.runs, self.tried)
 
     @property
     def samples_per_s(self) -> float:

@@ -10,14 +10,6 @@ from loadtune.records.config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What the machine does right now, as the live display shows it. None: could not be read."""
-
-    gpu_utilization_fraction: float | None = None
-    cpu_utilization_fraction: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Means over slices of one length. A series without any value is empty; a slice without one is None."""
 
@@ -70,15 +62,16 @@ class Progress:
     """One line that stays: something was found out. None: only the figures moved."""
     warning: bool = False
     """The message is something the user should know before trusting the answer."""
-    trial_number: int | None = None
+    number: int = 1
+    """Of the trial that is made, or of the run of the confirmation."""
     num_trials: int | None = None
+    """That the search makes at most."""
     config: TrialConfig | None = None
     """What is being measured."""
     current_samples_per_s: float | None = None
     best_samples_per_s: float | None = None
     best_config: TrialConfig | None = None
-    reading: Reading | None = None
-    has_gpu: bool = True
-    """Whether it trains on one: else no figure of a GPU is looked for."""
     left_s: float
-    """Of the time budget."""
+    """Of the time budget. A run takes no longer, and mostly less."""
+    expected_s: float | None = None
+    """That the run is planned to take from now on. None: its search has not begun."""

@@ -203,7 +203,7 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
 def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
     """Of a confirmation. None: it has no winner."""
     finalist = winner and finalist_of(result, winner.config)
-    return mean_of(finalist.runs, [each.runs for each in result.finalists]) if finalist else None
+    return mean_of(finalist.runs, [each.seen for each in result.finalists]) if finalist else None
 
 
 def _notes(which: str, result: TuningResult, winner: Winner | None) -> tuple[str, ...]:

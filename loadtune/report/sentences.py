@@ -26,12 +26,15 @@ _CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_t
 def warning(result: TuningResult) -> str | None:
     """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
     if result.cut_short is not None:
+        num_kept = sum(each.measurement is not None for each in result.trials)
+        num_kept += sum(len(each.runs) for each in result.finalists)
         scope = "The figures come from fewer runs than planned."
         if result.confirmed_whole:
             scope = "The confirmation was complete before that."
         if result.best is None:
             scope = "Nothing was confirmed."
-        return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
+        kept = f"{counted(num_kept, 'measurement')} {'is' if num_kept == 1 else 'are'} kept. " if num_kept else ""
+        return f"Cut short: {result.cut_short.rstrip('.')}. {kept}{scope}"
     if result.best is None:
         return "No configuration could be confirmed."
     return None if (doubt := doubt_of(result, result.best)) is None else f"The answer is not confirmed: {doubt}"
@@ -43,7 +46,7 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
         return ()
     timed = {trial.measurement.samples_per_s: trial.config for trial in result.trials if trial.measurement is not None}
     if not timed:
-        return ("No trial was measured.",)
+        return () if result.finalists else ("No trial was measured.",)
     rate = max(timed)
     return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(timed[rate])}.",)
 

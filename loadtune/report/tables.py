@@ -111,7 +111,7 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
         row["tokens/s"] = number(finalist.samples_per_s * tokens, number_text)
     if finalist.epoch_s is not None:
         samples = next(run.epoch_samples for run in runs if run.epoch_samples)
-        row[f"epoch of {number_text(samples)}"] = number(finalist.epoch_s, seconds_text)
+        row[f"epoch of {number_text(samples)} samples"] = number(finalist.epoch_s, seconds_text)
     share = compute_fraction(result.compute_points, config, finalist.samples_per_s)
     row["share of compute-only"] = number(share if winner is None else winner.compute_fraction, percent_text)
     found = result.bottleneck
@@ -150,7 +150,7 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
         "in_order": Cell(str(loader.in_order)),
         "persistent_workers": Cell(str(loader.persistent_workers)),
         "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
-        "recipe": Cell(recipe_text(config.recipe)),
+        "memory format, optimizer": Cell(recipe_text(config.recipe)),
     }
     optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
     assumed = result.assumed if config == result.yours else ()

@@ -104,7 +104,9 @@ def remedy_text(name: str) -> str:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    return PRECISION_TEXT["own"] if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
+    return (
+        PRECISION_TEXT["own"] if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "PyTorch's defaults"
+    )
 
 
 def precision_name(precision: Precision) -> str:
@@ -113,8 +115,8 @@ def precision_name(precision: Precision) -> str:
 
 
 def recipe_line(choice: RecipeChoice) -> str:
-    """``fp16: channels_last, of 3 recipes that were timed once each``: too little for a ratio."""
+    """``fp16: channels_last, chosen from 3 variants, each timed once``: too little for a ratio."""
     if choice.chosen.precision == "own":
         return "Your training step decides precision, memory format, optimizer and torch.compile"
-    parts = ", ".join(_recipe_parts(choice.chosen)) or "PyTorch's defaults"
-    return f"{choice.chosen.precision}: {parts}, of {counted(len(choice.points), 'recipe')} that were timed once each"
+    timed = f"chosen from {len(choice.points)} variants, each timed once" if len(choice.points) > 1 else "timed once"
+    return f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {timed}"

@@ -24,8 +24,8 @@ from loadtune.search.space import EPOCH_STEPS, Code, SearchSpace, is_alike, larg
 from loadtune.units import counted, seconds_text
 
 MIN_TRIALS = 2
-"""Run however little time there is: the user's own settings and the first proposal, so that there are two to compare.
-A search that goes on runs one more."""
+"""Run where the final can still run as many: the user's own settings and the first proposal, so that there are two to
+compare. A search that goes on runs one more."""
 
 CODE_TRIALS = 2
 """With changes of the code, beyond those of the settings."""
@@ -38,7 +38,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     """Search the space; the user's own loader settings come first. Returns what was learned."""
     from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
 
-    with run.stage("study"):
+    with run.stage("changes" if searched.codes else "study"):
         _note_shm(run, facts, max(searched.num_workers))
         search = Search(
             job=known_job(run, facts, searched),
@@ -85,7 +85,10 @@ def _upcoming(run: Run, search: Search, begun_s: float, num_before: int) -> Next
         search.ended = f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
         return None
     now, each_s = run.clock.now(), statistics.fmean([measured.seconds for _, measured in run.tried] or [1.0])
-    must, left_s = num_run < max(MIN_TRIALS, num_before + 1), math.inf
+    if not run.tried and run.yours is not None:
+        each_s = max(each_s, search.expected_s(run.yours))
+    # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
+    must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and run.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
     if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
         until_s = run.search_until_s(begun_s, math.inf, of_code=of_code)
         left_s = min(until_s - now, run.left_s - 2 * MIN_RUNS * each_s)
@@ -183,7 +186,8 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
     time."""
     searched = search.space
     best = next(iter(search.ranked()), None)
-    if run.config.remedies == "none" or best is None:
+    # Where examining takes too long, the training is ended and starts again.
+    if run.config.remedies == "none" or best is None or run.spare_s < run.stage_seconds.get("start", 0.0):
         return searched
     with run.stage("changes"):
         stack = Stack(

@@ -57,6 +57,8 @@ DISTURBED = 0.1
 """Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
 counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
 
+QUIETER = "Run again on a quieter machine, or with a larger --time-budget."
+
 _OF_WHAT = "the CPU cores or of the GPU"
 
 
@@ -242,6 +244,6 @@ def note_disturbance(run: Run) -> None:
     if disturbed:
         run.note(
             f"Other processes used up to {percent_text(max(disturbed))} of {_OF_WHAT} in {len(disturbed)} of the "
-            f"{counted(len(shares), 'run')} of the confirmation. The true throughput may be higher. Run again on a "
-            "quiet machine."
+            f"{counted(len(shares), 'run')} of the confirmation. The true throughput may be higher.",
+            QUIETER,
         )

@@ -239,6 +239,11 @@ def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
         )
     if given.pin_memory and not can_pin:
         run.note("pin_memory has no effect without a GPU; the baseline is measured without it.")
+    if given.persistent_workers and not yours.loader.num_workers:
+        run.note(
+            "persistent_workers has no effect without workers; the baseline is measured without it. Give your number of"
+            " workers with --num-workers."
+        )
     if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
         run.note(
             f"Your batch size {yours.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"

@@ -355,6 +355,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         self, loader: Any, stream: IndexStream, base_seed: int, table: SampleTable, sample_error: SampleError | None
     ) -> None:
         super().__init__(private.view(loader, 0), stream, base_seed)
+        table.release(table.reserve(0))  # clears the rows of workers that died: what hangs from now on is not theirs
         fetcher: Any = self._dataset_fetcher
         fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
 

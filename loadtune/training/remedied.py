@@ -146,4 +146,4 @@ def _difference(one: Batch, other: Batch, num_samples: int) -> str:
             largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
     if largest == 0.0:
         return "none (samples are equal to the last bit)"
-    return f"in {num_samples} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"
+    return f"values of {num_samples} samples differ by at most {largest:.2g}, on average by {total / num:.2g}"

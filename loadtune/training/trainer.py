@@ -252,7 +252,7 @@ class OwnStep(Trainer):
                 user_traceback(error),
             ) from error
         if not callable(made):
-            raise WorkloadError(f"make_step returned a {type(made).__name__}. {wanted}")
+            raise WorkloadError(f"make_step returned a value of type {type(made).__name__}. {wanted}")
         self._model.own_step = made
 
     def step(self, batch: Batch) -> None:

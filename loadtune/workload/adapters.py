@@ -30,8 +30,8 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
     """
     if not hasattr(module, "training_step") or not hasattr(module, "configure_optimizers"):
         raise UsageError(
-            f"from_lightning got a {type(module).__name__}; it takes a LightningModule, with `training_step` and "
-            "`configure_optimizers`. Pass other models as loadtune.Job(loader=..., model=...)."
+            f"from_lightning got a value of type {type(module).__name__}; it takes a LightningModule, with "
+            "`training_step` and `configure_optimizers`. Pass other models as loadtune.Job(loader=..., model=...)."
         )
     if not getattr(module, "automatic_optimization", True):
         raise UsageError(
@@ -48,8 +48,8 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
     loader = _without_trainer(source, "train_dataloader")
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"train_dataloader of {type(source).__name__} returned a {type(loader).__name__}. loadtune tunes one "
-            "torch.utils.data.DataLoader: return one, or write the job with loadtune.Job(loader=...)."
+            f"train_dataloader of {type(source).__name__} returned a value of type {type(loader).__name__}. loadtune "
+            "tunes one torch.utils.data.DataLoader: return one, or write the job with loadtune.Job(loader=...)."
         )
     hooks = [(name, getattr(datamodule, name, None)) for name in _TRANSFER_HOOKS]
     own = [name for name, hook in hooks if hook is not None and hook.__qualname__ != f"DataHooks.{name}"]
@@ -77,7 +77,7 @@ def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
     loss = result.get("loss") if isinstance(result, dict) else result
     if not isinstance(loss, torch.Tensor):
         raise WorkloadError(
-            f"training_step of {type(model).__name__} returned a {type(result).__name__} without a loss. It has to "
+            f"training_step of {type(model).__name__} returned type {type(result).__name__} without a loss. It has to "
             'return the loss as a tensor, or a dict with the key "loss".'
         )
     return loss
@@ -92,7 +92,7 @@ def _lightning_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> tor
         made = [made]
     found = [each["optimizer"] if isinstance(each, dict) else each for each in made]
     if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
-        what = f"a {type(found[0]).__name__}" if len(found) == 1 else f"{len(found)} optimizers"
+        what = f"a value of type {type(found[0]).__name__}" if len(found) == 1 else f"{len(found)} optimizers"
         raise UsageError(
             f"configure_optimizers of {type(module).__name__} returned {what}, where one torch.optim.Optimizer was "
             f"expected. {_STEP_INSTEAD}"
@@ -109,8 +109,8 @@ def from_trainer(trainer: Any) -> Job:
     """
     if not hasattr(trainer, "args") or not hasattr(trainer, "train_dataset"):
         raise UsageError(
-            f"from_trainer got a {type(trainer).__name__}; it takes a transformers.Trainer. Pass other models as "
-            "loadtune.Job(loader=..., model=...)."
+            f"from_trainer got a value of type {type(trainer).__name__}; it takes a transformers.Trainer. Pass other "
+            "models as loadtune.Job(loader=..., model=...)."
         )
     from transformers import Trainer
 

@@ -65,7 +65,7 @@ def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -
             wrapped = isinstance(getattr(made, "loader", None), DataLoader)
             advice = "Return the DataLoader inside it; with timm, call create_loader(..., use_prefetcher=False)."
             raise WorkloadError(
-                f"The loader {name} is a {type(made).__name__}. It has to be a torch.utils.data.DataLoader, or a "
+                f"The loader {name} is of type {type(made).__name__}. It has to be a torch.utils.data.DataLoader, or a "
                 f"function that returns one. {advice if wrapped else 'A dataset alone goes to --dataset.'}"
             )
         parts = LoaderParts.of(made)
@@ -103,9 +103,9 @@ def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any])
         without = f" without {' and '.join(lacks)}" if lacks else ""
         hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""
         raise WorkloadError(
-            f"The dataset {spec.dataset} is a {type(dataset).__name__}{without}. It has to be map-style (len(dataset) "
-            "is the number of samples, and dataset[i] returns one) or a torch.utils.data.IterableDataset. Return a "
-            f"dataset like that.{hint}"
+            f"The dataset {spec.dataset} is of type {type(dataset).__name__}{without}. It has to be map-style "
+            "(len(dataset) is the number of samples, and dataset[i] returns one) or a "
+            f"torch.utils.data.IterableDataset. Return a dataset like that.{hint}"
         )
     _check_length(dataset, spec.dataset)
     return dataset

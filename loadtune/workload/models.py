@@ -96,7 +96,7 @@ def _checked(model: Any, name: str, *, own_training: bool) -> nn.Module:
     """Raises WorkloadError for no model, and for one that brings its own training step, which nobody would call."""
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f"The factory of the model {name} returned a {type(model).__name__}. It has to return a torch.nn.Module."
+            f"The factory of the model {name} returned type {type(model).__name__}. It has to return a torch.nn.Module."
         )
     if not own_training and hasattr(model, "training_step") and hasattr(model, "configure_optimizers"):
         raise WorkloadError(

@@ -72,7 +72,7 @@ def loss_of_batches(loss: Loss | None, name: str = "") -> ComputeLoss:
             if isinstance(value, torch.Tensor):
                 return _checked_scalar(value, "model")
             raise WorkloadError(
-                f"The model was called with a batch {structure_text(batch)} and returned a {type(output).__name__} "
+                f"The model was called with a batch {structure_text(batch)} and returned type {type(output).__name__} "
                 "without a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
                 "`fn(model, batch) -> scalar`: --loss FILE.py:fn."
             )
@@ -116,7 +116,7 @@ def model_logits(output: Any) -> torch.Tensor:
     logits = next((part for part in found if isinstance(part, torch.Tensor)), None)
     if logits is None:
         raise WorkloadError(
-            f"The model returned a {type(output).__name__}. For cross entropy it has to return a tensor of shape "
+            f"The model returned type {type(output).__name__}. For cross entropy it has to return a tensor of shape "
             "(batch, classes), or an object with such a tensor as `.logits`, or a dict with the key 'logits' or 'out'. "
             "Otherwise give a loss of your own: --loss FILE.py:fn."
         )
@@ -178,7 +178,7 @@ def make_optimizer(
         with reported(f"The optimizer function raised {{}}. {wanted}"):
             own = choice(model if takes_model(choice) else parameters)
         if not isinstance(own, torch.optim.Optimizer):
-            raise WorkloadError(f"The optimizer function returned a {type(own).__name__}. {wanted}")
+            raise WorkloadError(f"The optimizer function returned a value of type {type(own).__name__}. {wanted}")
         return own
     implementation = True if fused else None
     if choice == "adamw":

@@ -197,7 +197,7 @@ def find_function(path: str, option: str) -> Callable[..., Any]:
     """The function or class that an import path names. Raises WorkloadError."""
     found = find(path, option)
     if not callable(found):
-        raise WorkloadError(f"The {option} {path} is a {type(found).__name__}. It has to be a function or class.")
+        raise WorkloadError(f"The {option} {path} is of type {type(found).__name__}. It has to be a function or class.")
     return found  # type: ignore[no-any-return]  # callable() is all that can be known of it
 
 

@@ -18,7 +18,7 @@ needs_limit = pytest.mark.skipif(bench_memory.status_bytes("VmData") is None, re
 IN_A_NAMESPACE = """
 import pathlib, subprocess, sys
 from training_rig import Windows, training_on, trial
-with training_on(pathlib.Path(sys.argv[1])) as training:
+with training_on(pathlib.Path(sys.argv[1]), fresh=True) as training:
     for options in ("size=200k", "ro"):
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)
         failure = training.time_training(trial(batch_size=512, num_workers=2), 0.05, Windows(enough=1))

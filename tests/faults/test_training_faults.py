@@ -136,6 +136,7 @@ def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
 
 
 def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
+    assert failure_of(impatient, "exit worker 41", num_workers=2).kind == "crash"  # and is forgotten
     failure = failure_of(impatient, "hang main 41", num_workers=0)
     assert failure.kind == "hang"
     assert failure.message.startswith("dataset[41] (in a batch of 8: ")
@@ -251,7 +252,7 @@ def test_a_trial_that_takes_all_ram_is_ended(training, monkeypatch):
 
 def test_a_bench_that_never_starts_is_an_error_with_its_log(tmp_path):
     (tmp_path / "torch.py").write_text("import os\nos.abort()\n")
-    with training_on(tmp_path) as training, pytest.MonkeyPatch.context() as patch:
+    with training_on(tmp_path, fresh=True) as training, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         with pytest.raises(TrainingError) as raised:
             training.describe()
@@ -267,7 +268,7 @@ def watch(window):
     print(training.pid, flush=True)
     return True
 
-with training_on(pathlib.Path(sys.argv[1]), "Misbehaves") as training, fault("litter worker any"):
+with training_on(pathlib.Path(sys.argv[1]), "Misbehaves", fresh=True) as training, fault("litter worker any"):
     training.time_training(trial(num_workers=2), 0.05, watch)
 """
 

@@ -27,7 +27,8 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("compile")  # pytest's own folders lie where they always do
     with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as short, pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", short)
-        with training_on(folder) as client:
+        patched.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes that import torch for a graph or two
+        with training_on(folder, fresh=True) as client:
             yield client
 
 
@@ -62,7 +63,8 @@ def test_nothing_is_left_behind(training: TrainingClient) -> None:
 
 def test_a_missing_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    with training_on(tmp_path) as client:
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    with training_on(tmp_path, fresh=True) as client:
         failure = client.time_compute(COMPILED, 8, 0.05)
         assert failure.kind == "unsupported"
         assert failure.message.startswith("torch.compile failed: ")

@@ -1,58 +1,99 @@
-"""Every code block of the README and the docs runs as it stands: Python in order, a process a page; commands parse."""
+"""Every block of the README and the docs runs as it stands, or says what it needs. Every link leads somewhere."""
 
+import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import typer
 from cli_rig import Command
 
 from loadtune import load_result
-from loadtune.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-STORED = ROOT / "tests" / "golden" / "result.json"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|export|compare|exec)\b[^|>);&]*)")
-FILE_NAME = re.compile(r"# (\w+\.py)\n")
-"""A block that begins with a file's name is that file, for the blocks after it to import."""
+TEXTS = [*PAGES, *ROOT.glob("[!R]*.md"), *ROOT.glob("benchmarks/**/*.md"), ROOT / "loadtune" / "README.md"]
+BLOCK = re.compile(r"^(?:<!-- needs: (.+) -->\n)?```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+NEEDS = {"Slurm", "Docker", "a GPU", "several ranks", "a notebook", "GitHub"}
+"""What a test cannot have; it stands before a block as ``<!-- needs: Slurm -->``."""
+COMMAND = re.compile(r"^(\$ |loadtune |python |pip |docker |srun |torchrun |import |from \S+ import )", re.MULTILINE)
+FILE_NAME = re.compile(r"# (\w+\.py)\b.*\n")  # a block that begins so is that file, or goes on with it
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [code for needs, kind, code in found if kind == language and not needs]
 
 
-def with_blocks(language: str) -> list[Path]:
-    return [page for page in PAGES if blocks(page, language)]
-
-
-@pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.name)
-def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "loadtune-results" / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
-    folder.mkdir(parents=True)
-    shutil.copy(STORED, folder)
+def folder_of(page: Path, tmp_path: Path) -> Path:
+    """Where a reader has the page's files, a script of their own and a result."""
+    stored = tmp_path / "loadtune-results" / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
+    stored.mkdir(parents=True)
+    (stored / "result.json").write_bytes((ROOT / "tests" / "golden" / "result.json").read_bytes())
+    (tmp_path / "train.py").write_bytes((ROOT / "examples" / "text.py").read_bytes())
     for code in blocks(page, "python"):
         if named := FILE_NAME.match(code):
-            (tmp_path / named[1]).write_text(code, encoding="utf-8")
-    script = tmp_path / "page.py"
+            with (tmp_path / named[1]).open("a", encoding="utf-8") as file:
+                file.write(code)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_escapes(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for needs, kind, code in BLOCK.findall(text):
+        assert needs in NEEDS or kind in ("python", "sh") or (not kind and not COMMAND.search(code)), code
+    assert not re.findall(r"^(?: {4}|\t|~~~| +```).*", BLOCK.sub("", text), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
+    script = folder_of(page, tmp_path) / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
     ran = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=170)
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("page", with_blocks("sh"), ids=lambda page: page.name)
-def test_commands_parse(page: Path) -> None:
-    commands = typer.main.get_group(app).commands
-    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
-        for words in COMMAND.findall(line):
-            name, *arguments = shlex.split(words, comments=True)
-            assert commands[name].make_context(name, arguments).info_name == name
+LINES = [
+    pytest.param(page, line, id=f"{page.name}: {line}")
+    for page in PAGES
+    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    if page.name != "README.md" or ("loadtune run" not in line and "pip install" not in line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_commands_run(page: Path, line: str, tmp_path: Path) -> None:
+    """A run is ended once its job is built and has trained a batch. Those of the README: below, and in `.ci/run`."""
+    folder, python = folder_of(page, tmp_path / "cwd"), Path(sys.executable)
+    _, is_run, arguments = line.partition("loadtune run ")
+    if not is_run:
+        command = ["bash", "-euc", f'loadtune() {{ {python} -m loadtune "$@"; }}; {line}']
+        found = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=folder, env=found, timeout=170, check=True)
+        return
+    with Command(tmp_path, "run", *shlex.split(arguments, comments=True), "--device", "cpu") as running:
+        running.until(lambda: "[start] " in running.stderr())
+        running.signal(signal.SIGINT)
+        assert running.end().code == 130
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:

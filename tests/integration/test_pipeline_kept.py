@@ -65,7 +65,7 @@ def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
     tmp_path: Path, full_disk: Callable[[int], None]
 ) -> None:
     def listen(progress: Progress) -> None:
-        if progress.stage == "study" and progress.trial_number == 2:
+        if progress.stage == "study" and progress.number == 3:
             full_disk((tmp_path / "run.json").stat().st_size + 100)
 
     with pytest.raises(ResultError, match=r"run\.json could not be written .* needs .* free.* --resume"):
@@ -150,9 +150,6 @@ def test_side_files_that_cannot_be_written_are_notes(tmp_path: Path) -> None:
 
 
 class Broken(FakeSensor):
-    def latest(self) -> Reading:
-        raise RuntimeError("the driver was unloaded")
-
     def between(self, start_s: float, end_s: float) -> Telemetry:
         raise RuntimeError(f"the driver was unloaded at {start_s}")
 
@@ -218,6 +215,6 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert 2 < len(result.trials) <= 4
     assert training.requests[0][0] == "training"  # nothing was probed again before the search ended
     assert list(result.ceilings) == before.ceilings
-    assert any("was resumed, with 2 trials" in note for note in result.notes)
+    assert any("was resumed, with 2 measurements" in note for note in result.notes)
     assert load_result(tmp_path) == result
     assert not half.exists()

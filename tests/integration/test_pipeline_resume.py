@@ -101,7 +101,7 @@ def test_a_confirmation_goes_on_with_what_it_measured_and_the_search_does_not(tm
     assert all(each.measurement in runs for each in before.confirmed)
     assert len(runs) > len(before.confirmed) == 5
     assert result.best is not None
-    assert any("was resumed, with 3 trials" in note for note in result.notes)
+    assert any("was resumed, with 8 measurements" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
     assert again[0].assumed == first.assumed != ()
     told = [[note for note in each.notes if note.startswith("This run was resumed")] for each in again]
     assert [len(each) for each in told] == [1, 1, 1, 1]
-    assert told[0][0].startswith("This run was resumed, with 0 trials measured")
+    assert told[0][0].startswith("This run was resumed, with 0 measurements made")
     assert told[2] != told[3]
     assert again[3].best is not None
 

@@ -26,7 +26,7 @@ def assert_optimizer_belongs_to(optimizer, model):
 
 @pytest.mark.parametrize("adapter", [from_lightning, from_trainer])
 def test_a_plain_model_is_refused_with_what_is_expected(adapter):
-    with pytest.raises(UsageError, match=r"got a Linear; it takes a .*Job\(loader"):
+    with pytest.raises(UsageError, match=r"got a value of type Linear; it takes a .*Job\(loader"):
         adapter(nn.Linear(3, 1))
 
 
@@ -85,7 +85,7 @@ class TestLightning:
             ("form", "two", "2 optimizers.*step=make_step"),
             ("form", "none", "NoneType.*step=make_step"),
             ("automatic_optimization", False, "step=make_step"),
-            ("train_dataloader", lambda: [DataLoader([1]), DataLoader([2])], "returned a list"),
+            ("train_dataloader", lambda: [DataLoader([1]), DataLoader([2])], "returned a value of type list"),
             ("configure_optimizers", lambda: 1 / 0, "configure_optimizers of Module raised"),
         ],
     )

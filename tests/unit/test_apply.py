@@ -129,5 +129,5 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
 
 
 def test_what_is_no_loader_is_refused() -> None:
-    with pytest.raises(UsageError, match="apply got a Numbers; it takes"):
+    with pytest.raises(UsageError, match="apply got a value of type Numbers; it takes"):
         load_result(KEPT).apply(Numbers())  # type: ignore[arg-type]

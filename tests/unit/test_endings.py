@@ -20,7 +20,7 @@ def ending(end: OutOfTimeError, *failures: TrialFailure) -> str:
         config=SimpleNamespace(time_budget_s=20.0),
         folder=Path("run"),
         facts=object(),
-        trials=(),
+        timed=(),
         failed=[(None, failure) for failure in failures],
         stage_seconds={"start": 12.0},
     )
@@ -41,7 +41,7 @@ def test_trials_that_hung_are_told_and_no_larger_budget_is_advised() -> None:
 
 
 def test_a_larger_budget_is_advised_where_building_took_the_time() -> None:
-    assert "The start took 12 s; importing" in ending(OutOfTimeError("", phase="first"))
+    assert "building the workload took 12 s" in ending(OutOfTimeError("", phase="first"))
 
 
 @pytest.mark.parametrize("end", [STUCK, OutOfTimeError("", phase="build")])

@@ -1,17 +1,21 @@
 """What `tune` was given: objects, names and keywords; labelled, packed, or refused before anything is written."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from page_rig import golden
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, UsageError, tune
 from loadtune.objects import pack_job
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
+from loadtune.run import RUN_FILE
 from loadtune.training import TrainingClient
 from loadtune.workload.loaders import LoaderParts
 
@@ -106,14 +110,14 @@ def test_messages_name_the_keywords(wrong, words, tmp_path):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass a DataLoader as loader"]),
+        ({"dataset": LOADER}, ["dataset is of type DataLoader", "Pass a DataLoader as loader"]),
         ({"dataset": 7}, ["is 7", "`__getitem__`"]),
-        ({"dataset": iter([1, 2])}, ["dataset is a list_iterator", "`__iter__` that begins anew"]),
+        ({"dataset": iter([1, 2])}, ["dataset is of type list_iterator", "`__iter__` that begins anew"]),
         ({"precision": "float16"}, ["precision is 'float16'; it must be fp32, fp16 or bf16"]),
-        ({"loader": DATASET}, ["loader is a TensorDataset", "as dataset"]),
+        ({"loader": DATASET}, ["loader is of type TensorDataset", "as dataset"]),
         ({"model": 7}, ["is 7", "torch.nn.Module"]),
         ({"loss": 7}, ["(outputs, targets)"]),
-        ({"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, ["is a SGD", "function that makes"]),
+        ({"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, ["is of type SGD", "function that makes"]),
         ({"accumulate": "4"}, ["accumulate is '4'", "whole number of at least 1"]),
     ],
 )
@@ -123,23 +127,27 @@ def test_what_cannot_be_used_is_told(parts, words):
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_without_a_listener_warnings_and_the_folder_are_on_stderr(
+def test_without_a_listener_progress_and_the_folder_are_on_stderr(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tells(*given: object, **others: object) -> str:
+    cut = replace(golden(), cut_short="interrupted by Ctrl-C")
+
+    def tells(*given: object, **others: object) -> TuningResult:
         listener: Any = given[7]
         listener(Progress(stage="memory", message="little memory is left", warning=True, left_s=1.0))
         listener(Progress(stage="memory", message="fp32 fits", left_s=1.0))
-        return "a result"
+        (tmp_path / RUN_FILE).touch()
+        return cut
 
     monkeypatch.setattr(TrainingClient, "start", lambda self: None)
     monkeypatch.setattr("loadtune.tuner.tune_on", tells)
-    assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == "a result"
+    assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == cut
     seen = capsys.readouterr()
     assert seen.out == ""
-    assert seen.err.splitlines() == [
-        "loadtune: warning: little memory is left",
-        f"loadtune: the result and its report are in {tmp_path}",
-    ]
+    told = [line.removeprefix("loadtune: ") for line in seen.err.splitlines()]
+    assert told[:3] == ["[memory] memory · at most 1.0 s left", "warning: little memory is left", "[memory] fp32 fits"]
+    assert told[3].startswith("Cut short: interrupted by Ctrl-C. 7 measurements are kept.")
+    assert told[4] == f"the result and its report are in {tmp_path}"
+    assert told[5] == f"to continue, add to the same call: folder=Path({str(tmp_path)!r}), resume=True"
     tune(MODEL_AND_DATA, device="cpu", folder=tmp_path, listener=lambda progress: None)
     assert capsys.readouterr().err == ""

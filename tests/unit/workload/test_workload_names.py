@@ -109,7 +109,7 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
     ("names", "words"),
     [
         ({"dataset": "training_workloads:"}, ["pkg.mod:name"]),
-        ({"dataset": "training_workloads:needs_arguments"}, ["is a int", "map-style"]),
+        ({"dataset": "training_workloads:needs_arguments"}, ["is of type int", "map-style"]),
         (
             {"model": "training_workloads:LitClassifier"},
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
@@ -145,7 +145,7 @@ def test_a_loader_may_be_named_itself_and_one_that_wraps_it_is_told(in_folder):
     workload = build_workload(spec(loader="loaders_of_mine.py:made"))
     assert (workload.loader.batch_size, workload.epoch.num_draws) == (3, 9)
     message = str(refused(loader="loaders_of_mine.py:PrefetchLoader"))
-    assert "is a PrefetchLoader" in message
+    assert "is of type PrefetchLoader" in message
     assert "use_prefetcher=False" in message
 
 

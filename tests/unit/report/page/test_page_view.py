@@ -71,7 +71,7 @@ def test_a_run_cut_short_claims_nothing_and_says_what_stands() -> None:
     cut = replace(golden(), cut_short="interrupted", best=None, best_at_your_batch=None, finalists=())
     view = page_view(cut)
     assert (view["confirmed"], view["code"]) == (None, ())
-    assert view["warning"] == "Cut short: interrupted. Nothing was confirmed."
+    assert view["warning"] == "Cut short: interrupted. 2 measurements are kept. Nothing was confirmed."
     assert "4,210 samples/s with batch 256, 16 workers, pinned, fp16" in words(view)
     assert "×" not in words(view)
     assert "No trial was measured" in words(page_view(replace(cut, trials=())))
