@@ -335,20 +335,19 @@ def broken_by(number):
     time.sleep(0.2)
 
 
-def loop_that_is_timed_out(job, dataset, act=lambda number: None, **settings):
-    """The handler of a signal raises, in whatever code runs just then; the loop catches that and goes on."""
+def loop_that_is_timed_out(job, dataset, act=lambda number: None):
+    """The handler of a signal raises once, in whatever code runs just then; the loop catches that and goes on."""
     signal.signal(signal.SIGUSR1, lambda *_: time_out())
-    batches = iter(DataLoader(dataset, SIZE, num_workers=1, **settings))
-    number = 0
-    while True:
+    loader, batches, number, caught = DataLoader(dataset, SIZE, num_workers=1), None, 0, []
+    while number < BATCHES:
         try:
+            batches = batches or iter(loader)
             job.see(next(batches))
             number += 1
             act(number)
         except TimeoutError as error:
-            job.see(error)
-        except StopIteration:
-            break
+            caught.append(str(error))
+    job.see(caught)
 
 
 def time_out():
@@ -369,35 +368,24 @@ def handler_raises_while_the_loop_waits(job):
     loop_that_is_timed_out(job, Rows(at=60, happens=happens))
 
 
-@fault
-def handler_raises_in_the_tuner(job):
-    real, sent = tuner.Tuner.before_step, []
+@each("handler_raises_in", {
+    "the_tuner": (tuner.Tuner, "before_step", 10), "the_start_of_a_worker": (pool.Pool, "_started", 2),
+})  # fmt: skip
+def handler_raises_in(job, case):
+    """Without a tuner in the loop."""
+    owner, name, which = case
+    real, calls = getattr(owner, name), []
 
-    def before_step(self):
-        if self.num_delivered == 10 and not sent:
-            sent.append(1)
+    def called(*args):
+        calls.append(1)
+        if len(calls) == which:
             os.kill(os.getpid(), signal.SIGUSR1)
-        real(self)
+        return real(*args)
 
-    job.patched(tuner.Tuner, "before_step", before_step)
-    act = broken_by if not job.tuned else lambda _: None
-    loop_that_is_timed_out(job, Rows(), lambda number: act(signal.SIGUSR1) if number == 10 else None)
-
-
-@fault
-def handler_raises_while_workers_start(job):
-    """The second of the others, in the midst of the loop's step."""
-    real, sent = pool.Pool._started, []
-
-    def started(self, process):
-        real(self, process)
-        sent.append(process)
-        if len(sent) == 2:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    job.patched(pool.Pool, "_started", started)
-    seen, job.see = job.see, lambda what: None if isinstance(what, TimeoutError) else seen(what)
-    loop_that_is_timed_out(job, Rows())
+    job.patched(owner, name, called)
+    loop_that_is_timed_out(
+        job, Rows(), lambda number: broken_by(signal.SIGUSR1) if number == 10 and not job.tuned else None
+    )
 
 
 @each("sample_raises", {"of_one_worker": 1, "of_two_workers": 2, "without_workers": 0}, tuned_only=False)

@@ -31,8 +31,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parents[1]
 MARK = "LOADTUNE_TRUST"
 """A variable that every process of a run inherits, so that what is left of it is found."""
-LONGEST_S = 150
-"""That a run may take: its time budget is 60 s."""
+LONGEST_S = 150  # of a run, whose time budget is 60 s
 
 JOB = """
 import time
@@ -288,8 +287,7 @@ def soak(minutes):
             each[part] = {"least": min(figures), "median": median(figures), "most": max(figures)}
         early, late = each.values()
         # A leak raises the least and the median; pools that overlap for a moment raise the most.
-        allowed = 8 if name == "rss_mib" else 0
-        grown += [name] if any(late[each] > early[each] + allowed for each in ("least", "median")) else []
+        grown += [name for each in ("least", "median") if late[each] > early[each] + 8 * (name == "rss_mib")]
     found = {"minutes": minutes, "epochs": looks[-1]["epochs"], "held": held, "grown": grown}
     return found | {"said": done.stderr.splitlines()[-4:]}, not grown
 

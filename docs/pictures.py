@@ -1,62 +1,197 @@
-"""The README's picture, from a run's result: what each step gains.
+"""The README's pictures, from data that lies beside them; docs/images holds both.
 
-    python docs/pictures.py RESULT_DIR [--out docs/images/report.png]
+    python docs/pictures.py record [--append] COMMAND...   # runs it; its lines, with seconds, into exec.jsonl
+    python docs/pictures.py recording                      # exec.jsonl to exec.svg, a terminal
+    python docs/pictures.py chart                          # chart.json to chart.svg, bars with their 95% intervals
+    python docs/pictures.py report RESULT_DIR              # report.png, a figure of a run's page; needs a Chromium
 
-Needs a Chromium on the PATH. Prints the file's size; over 300 KB it exits with 1.
+exec.jsonl has a line for each line of the terminal: [seconds since its command began, text]. A command has "$ " first.
+chart.json: {"title", "source", "groups": [{"heading", "rows": [{"label", "samples_per_s", "half_width", "note"}]}]}; a
+half_width that was not measured is null.
 """
 
 import argparse
 import base64
 import io
+import json
+import os
+import shlex
+import subprocess
 import sys
 import tempfile
+import textwrap
+import time
+from html import escape
 from pathlib import Path
 
-from PIL import Image  # comes with torchvision
-
-from loadtune import load_result
-from loadtune.report.page.write import write_page
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-from browser_rig import Browser  # noqa: E402, the tests' own way to a browser
-
+IMAGES = Path(__file__).resolve().parent / "images"
+WIDTH, MARGIN = 800, 16
 LIMIT_BYTES = 300_000
 WHOLE_PX = 20_000
 """Higher than the page, so that nothing scrolls."""
 
+STYLE = """
+  text { font: 13px ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
+  .terminal text { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }
+  text.bold { font-weight: 600 } .end { text-anchor: end } text.small { font-size: 11.5px }
+  .paper { fill: #ffffff; stroke: #d0d7de } .interval { stroke: #1f2328; fill: none }
+  text.dim { fill: #59636e } .bar { fill: #afb8c1 } text.ours, .bar.ours { fill: #0969da }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 } .paper { fill: #0d1117; stroke: #3d444d } .interval { stroke: #e6edf3 }
+    text.dim { fill: #9198a1 } .bar { fill: #656c76 } text.ours, .bar.ours { fill: #58a6ff }
+  }
+  @media (prefers-reduced-motion: no-preference) {
+    @keyframes appear { from { opacity: 0 } }
+    .appear { animation: appear 0.2s backwards }
+  }"""
+"""Both colours, and lines that appear one after another. Where nothing is animated, all of them are there."""
 
-def shoot(browser: Browser, element: str, path: Path) -> None:
-    """An element of the page, with a margin."""
-    clip = browser.evaluate(
-        f"""(() => {{
-            const box = document.querySelector({element!r}).getBoundingClientRect();
-            return {{ x: 0, y: Math.max(0, box.top + scrollY - 16), width: document.documentElement.clientWidth,
-                      height: box.height + 32, scale: 1 }};
-        }})()"""
-    )
-    shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
+
+def svg(height: float, title: str, body: list[str], kind: str) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="{kind}" role="img">'
+    paper = f'<rect class="paper" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>'
+    lines = [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}\n</style>", paper]
+    return "\n".join([*lines, *body, "</svg>\n"])
+
+
+def text(x: float, y: float, words: str, kind: str = "", more: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}"{more} xml:space="preserve">{escape(words)}</text>'
+
+
+# The terminal
+
+CLOCK, COLUMNS, LINE_PX, PLAYED_S = 64, 91, 20, 12.0
+"""Pixels of the column of seconds, letters of a line, pixels of a line, and seconds that all commands are played in."""
+
+
+def record(command: list[str], path: Path, *, append: bool) -> int:
+    """Run a command, show its lines of both streams, and keep them. Returns its exit code."""
+    begun = time.monotonic()
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    running = subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **streams)
+    with path.open("a" if append else "w", encoding="utf-8") as kept, running:
+        print(json.dumps([0.0, f"$ {shlex.join(command)}"]), file=kept)
+        for line in running.stdout:
+            shown = line.rstrip().rpartition("\r")[2]  # of a progress bar, its end
+            print(json.dumps([round(time.monotonic() - begun, 1), shown], ensure_ascii=False), file=kept, flush=True)
+            print(shown, flush=True)
+    return running.returncode
+
+
+def recording(data: str) -> str:
+    """A terminal with these lines, each at its second: commands in bold, loadtune's words in colour."""
+    lines = [json.loads(line) for line in data.splitlines()]
+    starts = [number for number, (_, line) in enumerate(lines) if line.startswith("$ ")]
+    commands = [lines[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    whole_s = sum(command[-1][0] for command in commands) or 1.0
+    body, y, before_s = [], MARGIN - 4.0, 0.0
+    for command in commands:
+        for seconds, line in command:
+            kind = "bold" if line is command[0][1] else "ours" if line.startswith("loadtune:") else "dim"
+            delay = f' style="animation-delay: {(before_s + seconds) / whole_s * PLAYED_S:.2f}s"'
+            for number, part in enumerate(textwrap.wrap(line, COLUMNS, subsequent_indent="  ") or [""]):
+                y += LINE_PX
+                if kind != "bold" and number == 0:
+                    body.append(text(CLOCK - 12, y, f"{seconds:.0f} s", "dim small end appear", delay))
+                body.append(text(MARGIN if kind == "bold" else CLOCK, y, part, f"{kind} appear", delay))
+        before_s, y = before_s + command[-1][0], y + LINE_PX / 2
+    title = "A terminal: " + ", then ".join(command[0][1][2:] for command in commands)
+    return svg(y + MARGIN - LINE_PX / 2, title, body, "terminal")
+
+
+# The bars
+
+BARS, LABEL_PX, BAR_PX, ROW_PX = 350, 290, 16, 44
+"""Pixels of the longest bar, of the column of labels, of a bar's height and of a row's."""
+
+
+def chart(data: str) -> str:
+    """Horizontal bars, loadtune's own in colour, with the value and half of the 95% interval; under each its note."""
+    data = json.loads(data)
+    rows = [row for group in data["groups"] for row in group["rows"]]
+    most = max(row["samples_per_s"] + (row["half_width"] or 0) for row in rows)
+    body, y = [text(MARGIN, 28, data["title"], "bold")], 34.0
+    for group in data["groups"]:
+        y += 24
+        body.append(text(MARGIN, y, group["heading"], "dim"))
+        y += 12
+        for row in group["rows"]:
+            body += _bar(row, y, most)
+            y += ROW_PX
+    for line in textwrap.wrap(data["source"], 120):
+        y += 16
+        body.append(text(MARGIN, y, line, "dim small"))
+    return svg(y + MARGIN, data["title"], body, "chart")
+
+
+def _bar(row: dict, y: float, most: float) -> list[str]:
+    rate, half = row["samples_per_s"], row["half_width"]
+    ours = "ours" if row["label"].startswith("loadtune") else ""
+    left, long, middle = LABEL_PX, rate / most * BARS, y + BAR_PX / 2
+    body = [text(MARGIN, y + 13, row["label"], "bold" if ours else "")]
+    body.append(f'<rect class="bar {ours}" x="{left}" y="{y:g}" width="{long:.1f}" height="{BAR_PX}" rx="2"/>')
+    end, value = left + long, f"{rate:,.0f}"
+    if half is not None:
+        low, high = left + max(0, rate - half) / most * BARS, left + (rate + half) / most * BARS
+        ends = "".join(f"M{x:.1f} {middle - 4:g}v8" for x in (low, high))
+        body.append(f'<path class="interval" d="M{low:.1f} {middle:g}H{high:.1f}{ends}"/>')
+        end, value = high, f"{value} ± {half:,.0f}"
+    body.append(text(end + 8, y + 13, value, "bold" if ours else ""))
+    return [*body, text(left, y + BAR_PX + 14, row["note"], "dim small")]
+
+
+# A figure of a run's page
+
+
+def report(result: Path, path: Path) -> int:
+    """What each step gains. Returns 1 where the picture is too large to keep."""
+    from PIL import Image  # comes with torchvision
+
+    from loadtune import load_result
+    from loadtune.report.page.write import write_page
+
+    sys.path.insert(0, str(IMAGES.parents[1] / "tests"))
+    from browser_rig import Browser  # the tests' own way to a browser
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        page = write_page(load_result(result), Path(home) / "report.html")
+        browser = Browser(Path(home))
+        try:
+            browser.open(page, width=1000, height=WHOLE_PX)
+            clip = browser.evaluate(
+                """(() => {
+                    const box = document.querySelector("#gains").getBoundingClientRect();
+                    return { x: 0, y: Math.max(0, box.top + scrollY - 16), width: document.documentElement.clientWidth,
+                             height: box.height + 32, scale: 1 };
+                })()"""
+            )
+            shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
+        finally:
+            browser.end()
     picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
     few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours are kept
     few.save(path, optimize=True)  # a third of the size
+    print(f"{path}: {path.stat().st_size / 1000:.0f} KB")
+    return int(path.stat().st_size > LIMIT_BYTES)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "report.png")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        page = write_page(load_result(arguments.result), Path(home) / "report.html")
-        browser = Browser(Path(home))
-        try:
-            browser.open(page, width=1000, height=WHOLE_PX)
-            shoot(browser, "#gains", arguments.out)
-        finally:
-            browser.end()
-    size = arguments.out.stat().st_size
-    print(f"{arguments.out}: {size / 1000:.0f} KB")
-    return int(size > LIMIT_BYTES)
+    pictures = parser.add_subparsers(dest="picture", required=True)
+    add = {name: pictures.add_parser(name).add_argument for name in ("record", "recording", "chart", "report")}
+    add["record"]("--append", action="store_true", help="after the command that is there")
+    add["record"]("command", nargs=argparse.REMAINDER)
+    add["report"]("result", type=Path)
+    given = parser.parse_args()
+    if given.picture == "record":
+        return record(given.command, IMAGES / "exec.jsonl", append=given.append)
+    if given.picture == "report":
+        return report(given.result, IMAGES / "report.png")
+    draw, source = (recording, "exec.jsonl") if given.picture == "recording" else (chart, "chart.json")
+    picture = draw((IMAGES / source).read_text(encoding="utf-8"))
+    (IMAGES / source).with_suffix(".svg").write_text(picture, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A Hugging Face Trainer. It needs the packages transformers and accelerate.
+"""A language model of Transformers, trained on a text file with its Trainer. It needs transformers and accelerate.
+
+The model is small and has random weights, and a token is a byte, so nothing is downloaded. For a model and tokenizer of
+yours, use `from_pretrained`.
 
 Train:  python examples/huggingface_trainer.py --train
 Tune:   python examples/huggingface_trainer.py
@@ -6,28 +9,48 @@ Tune:   python examples/huggingface_trainer.py
 
 import argparse
 import tempfile
+from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import loadtune
 
+TEXT = Path(tempfile.gettempdir()) / "loadtune-examples" / "text.txt"
+LENGTH = 64
 
-class Texts(Dataset):
-    """4,000 texts of 48 tokens; the class is the first token modulo 2."""
+
+def write_text() -> None:
+    """30,000 short sentences, written once."""
+    if TEXT.exists():
+        return
+    animals = ("cat", "dog", "fox", "hen", "owl")
+    lines = (f"{number}: the {animals[number % 5]} saw the {animals[number % 3]}.\n" for number in range(30_000))
+    TEXT.parent.mkdir(parents=True, exist_ok=True)
+    part = TEXT.with_suffix(".part")
+    part.write_text("".join(lines), "utf-8")
+    part.replace(TEXT)
+
+
+class Pieces(Dataset):
+    """A text file, cut into pieces of `LENGTH` tokens."""
+
+    def __init__(self, path):
+        self.text = path.read_bytes()
 
     def __len__(self):
-        return 4000
+        return len(self.text) // LENGTH
 
     def __getitem__(self, index):
-        tokens = torch.randint(1, 1000, (48,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": int(tokens[0]) % 2}
+        tokens = torch.tensor(list(self.text[index * LENGTH : (index + 1) * LENGTH]))
+        return {"input_ids": tokens, "labels": tokens}
 
 
 def make_trainer(max_steps):
-    config = BertConfig(
-        vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+    write_text()
+    config = GPT2Config(
+        vocab_size=256, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
     )
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(prefix="loadtune-example-"),
@@ -38,7 +61,7 @@ def make_trainer(max_steps):
         save_strategy="no",
         report_to=[],
     )
-    return Trainer(model=BertForSequenceClassification(config), args=arguments, train_dataset=Texts())
+    return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Pieces(TEXT))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The public names load on first use, so that ``import loadtune`` stays cheap: no 
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from loadtune.adopt import answer_text as answer_text

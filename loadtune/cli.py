@@ -5,7 +5,9 @@ Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user c
 the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they are used, so that ``--help`` is quick.
 """
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -48,7 +50,21 @@ Examples:
 def main() -> None:
     """Entry point of the ``loadtune`` command."""
     lasting_streams()
+    _warn_of_another_distribution()
     app(prog_name="loadtune")
+
+
+def _warn_of_another_distribution() -> None:
+    """On PyPI, ``loadtune`` is another project, with files of the same names. importlib.metadata would take 0.1 s."""
+    with suppress(OSError):
+        for name in os.listdir(Path(__file__).parents[1]):
+            if name.startswith("loadtune-") and name.endswith(".dist-info"):
+                typer.echo(
+                    f"warning: {name.removesuffix('.dist-info').replace('-', ' ')} is installed in the same folder as"
+                    " torch-loadtune. On PyPI, loadtune is an unrelated project with files of the same names. Run"
+                    " `pip uninstall loadtune torch-loadtune`, then install torch-loadtune again.",
+                    err=True,
+                )
 
 
 def _print_version(asked: bool) -> None:

@@ -69,6 +69,8 @@ def exec_(
         from loadtune.inflight import account
         from loadtune.inflight.environment import Options
 
+        if sys.platform != "linux":
+            raise UsageError(f"loadtune runs on Linux, and this is {sys.platform}. Use a Linux machine or container.")
         if replay is not None:
             try:
                 account.read(replay)
@@ -107,6 +109,8 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
         before = os.environ.get("PYTHONPATH")
         path = f"{_INJECTED}{os.pathsep}{before}" if before else str(_INJECTED)
         variables = {"PYTHONPATH": path, EXEC_VARIABLE: replace(options, folder=name).as_variable()}
+        if (cache := os.environ.get(told.CACHE_VARIABLE)) is not None:
+            variables[told.CACHE_VARIABLE] = os.path.abspath(cache)  # the script may go to another folder
         code = _run(command, os.environ | variables)
         found = [each for path in sorted(Path(name).glob("*.json")) for each in told.read(path)]
         for line in told.summary(found) or [_why_nothing(Path(name))]:

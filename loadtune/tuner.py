@@ -22,6 +22,7 @@ from loadtune.records.config import LiveObjects, TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.report.live import LiveDisplay
+from loadtune.report.notebook import NotebookDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.sentences import warning
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, run_folder, write_result
@@ -67,7 +68,7 @@ def tune(
         optimizer. It is not changed: only the loader is tuned.
     settings: every option of ``loadtune run`` that has a name in Python: ``batch_size=64, precision="bf16",
         time_budget_s=120``. docs/options.md lists them.
-    listener: called with the progress of the run. None: the progress is shown on stderr.
+    listener: called with the progress of the run. None: the progress is shown on stderr, in a notebook as a bar.
 
     Parts can be names, too: ``model="resnet50"``, ``dataset="train.py:make_dataset"``. The training process works on
     copies of the objects, made by pickling. `folder` defaults to a new one below ``out``. With `resume` the run
@@ -95,10 +96,17 @@ def tune_config(
     resume: bool = False,
 ) -> TuningResult:
     """`tune` of a config that was checked."""
+    from rich.console import Console
+
     host = read_host()
     device = choose_device(host, config.device)
     shown: AbstractContextManager[Listener]
-    shown = nullcontext(listener) if listener else LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
+    if listener is not None:
+        shown = nullcontext(listener)
+    elif Console().is_jupyter:
+        shown = NotebookDisplay()
+    else:
+        shown = LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
     with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,

@@ -83,7 +83,13 @@ class Trust:
             what = next((f"an open file ({path})" for path in moved), None) or shared_handle(*self._roots)
             if what is not None:
                 return f"the dataset reads through {what}, which several workers would share"
-        if self.in_process and self._method != "fork" and not _main_can_be_imported():
+        if not self.in_process or self._method == "fork":
+            return None
+        if not hasattr(sys.modules["__main__"], "__file__") and "__main__" in (
+            getattr(each, "__module__", None) for each in self._roots
+        ):
+            return f"a worker started by {self._method} cannot import what is defined in a notebook or at a prompt"
+        if not _main_can_be_imported():
             return 'the script has no `if __name__ == "__main__":`, so workers would run it again'
         return None
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from itertools import chain
 from pathlib import Path
 from traceback import walk_stack
@@ -35,7 +36,10 @@ class _Tuned:
             return next(self._inner)
         tuner.guard(tuner.before_step)
         try:
-            batch = tuner.checked(next(self._inner))
+            batch = next(self._inner)
+            if tuner.watched() is not self:  # another thread has begun to iterate the same loader
+                return batch
+            batch = tuner.checked(batch)
         except BaseException:
             tuner.guard(tuner.end)
             raise
@@ -79,20 +83,23 @@ def begun_by(tuner: Tuner, loader: Any) -> Any:
 
 def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
     """An iterator that is tuned. None: this loader is left alone, and torch's own is to be used."""
-    tuner = _tuner_of(loader, _place(frame), options)
-    if tuner is None or tuner.is_dead:
-        return None
-    generator = loader.generator
-    states, own_state = read_states(), None if generator is None else generator.get_state()
-    try:
-        return begun_by(tuner, loader)
-    except Exception:
-        write_states(states)
-        if generator is not None:
-            generator.set_state(own_state)
-        raise
+    with _locks.setdefault(os.getpid(), threading.RLock()):
+        tuner = _tuner_of(loader, _place(frame), options)
+        if tuner is None or tuner.is_dead:
+            return None
+        generator = loader.generator
+        states, own_state = read_states(), None if generator is None else generator.get_state()
+        try:
+            return begun_by(tuner, loader)
+        except Exception:
+            write_states(states)
+            if generator is not None:
+                generator.set_state(own_state)
+            raise
 
 
+_locks: dict[int, Any] = {}
+"""By process: one thread at a time takes a tuner. A sampler may iterate another loader meanwhile."""
 _known: dict[Any, list[Tuner]] = {}
 """By process, dataset, settings and place in the code. Empty: this loader is left alone, and that was said."""
 

@@ -42,7 +42,7 @@ class Telemetry:
     """All workers together. Near their number: they are the bottleneck."""
     workers_growth_bytes_per_s: float | None = None
     """Least growth of all workers' memory from one quarter of the span to the next. Not in it: the page cache, shared
-    memory, pages of the training process that a worker writes to. None: no workers, or they changed."""
+    memory, pages of the training process that a worker writes to. None: no workers, or not known all the time."""
     disk_read_bytes_per_s: float | None = None
     """What was fetched from storage. 0: all came from the page cache. Not in it: what FUSE file systems fetch."""
     file_read_bytes_per_s: float | None = None

@@ -69,7 +69,7 @@ def _tidy(runs: Path) -> None:
     """Remove what killed runs left in these folders: locks, half-written files, and a folder without anything else."""
     for lock in runs.glob(f"*/{_LOCK_FILE}"):
         with suppress(LoadtuneError, OSError):
-            if lock.stat().st_size:  # a run that is just being started has written nothing yet
+            if _RUN_NAME.fullmatch(lock.parent.name) and lock.stat().st_size:  # else a run is just being started
                 with owned(lock.parent, surely=True):
                     for log in lock.parent.glob(LOG_FILE):
                         if not log.stat().st_size:

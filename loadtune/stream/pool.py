@@ -257,13 +257,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             private.remove_worker_pids(id(self))
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
-        if not shutdown and not self._workers[worker_id].is_alive():
-            self._forget_done_event()
+        if not shutdown and not self._workers[worker_id].is_alive():  # see `_kill_workers`
+            self._workers_done_event = threading.Event()
         super()._mark_worker_as_unavailable(worker_id, shutdown)
-
-    def _forget_done_event(self) -> None:
-        """torch takes a lock to ask for it, which a worker that was killed may have held."""
-        self._workers_done_event = threading.Event()
 
     def _watch_for_hang(self) -> None:
         """In a thread: taking a batch asks its worker for the shared memory, and that wait has no time limit. It ends
@@ -313,7 +309,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def _kill_workers(self) -> None:
         for worker in self._workers:
             worker.kill()
-        self._forget_done_event()
+        self._workers_done_event = threading.Event()  # whoever was killed may have held the lock of the shared one
 
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
@@ -332,7 +328,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._ended.set()
         pids = [worker.pid for worker in self._workers]
         answer_for(pids)
-        if not all(worker.is_alive() for worker in self._workers):  # the others would not hear of it
+        if not all(worker.is_alive() for worker in self._workers):  # torch would wait for that lock
             self._kill_workers()
         super()._shutdown_workers()
         for worker in self._workers:
@@ -447,9 +443,9 @@ class _Starter:
                 process.start()
                 self._started(process)
             except Exception as error:
+                self.error = error
                 if raised_by_handler(error):
                     raise
-                self.error = error
             finally:
                 del self._waiting[0]
             if time.monotonic() > deadline:

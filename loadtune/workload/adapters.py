@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.objects import Job
-from loadtune.workload.user_code import last_line
+from loadtune.workload.user_code import call_named, last_line
 
 
 def from_lightning(module: Any, datamodule: Any = None) -> Job:
@@ -73,7 +73,11 @@ def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
     takes_index = len(inspect.signature(model.training_step).parameters) > 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")
-        result = model.training_step(batch, 0) if takes_index else model.training_step(batch)
+        said = (
+            f"training_step of {type(model).__name__} raised {{}}. It is called without a Trainer. If it needs one, "
+            "write the loss as a function: loadtune.tune(loader, model=..., loss=...)"
+        )
+        result = call_named(said, model.training_step, *((batch, 0) if takes_index else (batch,)))
     loss = result.get("loss") if isinstance(result, dict) else result
     if not isinstance(loss, torch.Tensor):
         raise WorkloadError(

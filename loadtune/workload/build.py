@@ -3,6 +3,7 @@
 Objects travel as bytes: `pack_parts` runs in the caller's process, `unpack_parts` in the training process.
 """
 
+import functools
 import hashlib
 import io
 import os
@@ -10,7 +11,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
 from typing import Any, get_args
 
 import cloudpickle
@@ -99,6 +102,7 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> dict[str, Any]:
 
     Raises WorkloadError where that fails.
     """
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]
     sys.path[:] = [*objects.search_path, *(folder for folder in sys.path if folder not in objects.search_path)]
     with reported(
         "The job's objects could not be loaded in the training process: {}. The modules that define them have to be "
@@ -109,6 +113,24 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> dict[str, Any]:
     if isinstance(parts.get("loss"), nn.Module):
         parts["loss"].to(device)
     return parts
+
+
+# Neither the training process nor a worker can import what the caller's ``__main__`` defines. So they send one another
+# its classes and functions by value: a dataset to spawned workers, a batch that is a named tuple from any worker.
+
+_bytes_of = functools.cache(cloudpickle.dumps)
+
+
+@functools.cache
+def _defined(content: bytes) -> Any:
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # in a spawned worker, too
+    return cloudpickle.loads(content)
+
+
+def _by_value(pickler: ForkingPickler, value: object) -> Any:
+    if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+        return _defined, (_bytes_of(value),)
+    return NotImplemented
 
 
 def build_workload(

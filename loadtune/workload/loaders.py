@@ -25,6 +25,8 @@ _TAKEN = (
     *("dataset", "collate_fn", "worker_init_fn", "timeout", "generator"),
     *("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "in_order"),
 )
+_PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")
+"""Modules of the two DataLoaders that are nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class LoaderParts:
             drop_last=drawn_by.drop_last,
             multiprocessing_context=None if context is None else context.get_start_method(),
             batch_size=drawn_by.batch_size,
-            loader_class=None if type(loader) is DataLoader else type(loader).__name__,
+            loader_class=None if type(loader).__module__ in _PLAIN else type(loader).__name__,
         )
 
     @property

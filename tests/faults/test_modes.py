@@ -15,15 +15,18 @@ from loadtune.inflight.account import Account, write
 from loadtune.stream.shm_cleanup import group_members
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "training_modes.py"
-PLACE = next(number for number, line in enumerate(SCRIPT.open(), 1) if "iter(DataLoader(" in line)
+SCRIPT = ROOT / "benchmarks" / "inflight_modes.py"
+LINE = next(number for number, line in enumerate(SCRIPT.open(), 1) if "iter(DataLoader(" in line)
 IN_ONE_SCRIPT = ("plain", "traced", "profiled", "forking", "threads", "exits", "raises", "leaves")
 OF_PYTHON = {
-    "dev": ("-X", "dev", "-W", "ignore:This process"),  # faulthandler and PYTHONMALLOC=debug are part of it
+    "dev": ("-X", "dev", "-W", "ignore:This process"),  # with faulthandler and PYTHONMALLOC=debug
     "optimized": ("-O",),
     "debugger": ("-m", "pdb", "-c", "continue", "-c", "quit"),
     "coverage": ("-m", "coverage", "run"),
 }
+"""Options of Python, for one mode."""
+OF_WORKERS = {"spawn": (0, 1), "forkserver": (1, 2)}
+"""How many there are, and how many others."""
 
 
 class Ended:
@@ -33,7 +36,7 @@ class Ended:
         folder.mkdir()
         self.folder, command = folder, [sys.executable, *python, str(SCRIPT), str(folder), str(own), *modes]
         if others is not None:
-            name, switches = f"Samples at training_modes.py:{PLACE}", [{"epoch": 0, "batch": 4, "num_workers": others}]
+            name, switches = f"Samples at {SCRIPT.name}:{LINE}", [{"epoch": 0, "batch": 4, "num_workers": others}]
             one = {"own_workers": own, "num_workers": own, "switches": switches}
             write([Account(name=each, **one) for each in (name, f"{name} (2)")], folder, "replay.json")
             words = ("--replay", str(folder / "replay.json"), "--out", str(folder))
@@ -83,28 +86,19 @@ def test_a_training_that_is_traced_profiled_forked_threaded_or_left(without, tmp
     tuned.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("method", "own", "others"), [("spawn", 0, 1), ("forkserver", 1, 2)])
-def test_a_training_whose_workers_are_not_forked(method, own, others, without, tmp_path):
-    tuned = Ended(tmp_path / "tuned", (method,), own=own, others=others)
-    assert (tmp_path / f"tuned/{method}.log").read_text() == without.of("plain")[0][".log"]
-    assert (tuned.out, tuned.code, tuned.said) == ("trained\n", 0, [])
-    assert tuned.switched() == 1
-    tuned.check_nothing_is_left()
-
-
-@pytest.mark.parametrize("mode", OF_PYTHON)
-def test_a_training_under_another_python(mode, without, tmp_path):
+@pytest.mark.parametrize("mode", [*OF_PYTHON, *OF_WORKERS])
+def test_a_training_under_another_python_or_start_method(mode, without, tmp_path):
     """With a sitecustomize of the user's."""
     if mode == "coverage" and find_spec("coverage") is None:
         pytest.skip("coverage is not installed")
-    (tmp_path / "sitecustomize.py").write_text("import os, sys\nos.mkdir(f'ran with -O {sys.flags.optimize}')")
-    path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    tuned = Ended(tmp_path / "tuned", ("plain",), OF_PYTHON[mode], others=2, PYTHONPATH=path)
-    assert (tmp_path / "tuned" / "plain.log").read_text() == without.of("plain")[0][".log"]
+    code = "import os, sys\nos.makedirs(f'ran with -O {sys.flags.optimize}', exist_ok=True)"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    path, python = os.pathsep.join([str(ROOT), str(tmp_path)]), OF_PYTHON.get(mode, ())
+    (own, others), run = OF_WORKERS.get(mode, (1, 2)), mode if mode in OF_WORKERS else "plain"
+    tuned = Ended(tmp_path / "tuned", (run,), python, own, others, PYTHONPATH=path)
+    assert (tmp_path / "tuned" / f"{run}.log").read_text() == without.of("plain")[0][".log"]
     assert (tmp_path / "tuned" / f"ran with -O {int(mode == 'optimized')}").exists()
-    printed = "trained\n"
-    if mode == "debugger":
-        printed = Ended(tmp_path / "plain", ("plain",), OF_PYTHON[mode]).out
+    printed = Ended(tmp_path / "plain", (run,), python).out if mode == "debugger" else "trained\n"
     assert (tuned.out, tuned.code, tuned.said) == (printed, 0, [])
     assert tuned.switched() == 1
     tuned.check_nothing_is_left()

@@ -10,7 +10,7 @@ from loadtune.report.terminal_answer import terminal_answer
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "benchmarks" / "results").glob("*-h200/*/result.json"))
-README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h200" / "readme" / "result.json"
+README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h200" / "jpeg" / "result.json"
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_rig import Command
+from PIL import Image
 
 from loadtune import load_result
 
@@ -97,14 +98,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
-    """Its file and its command are run, and asked to end once a trial is measured."""
+    """Its file and its command are run, with small pictures and a small model, until a trial is measured."""
     page = ROOT / "README.md"
     job = next(code for code in blocks(page, "python") if code.startswith("# job.py"))
-    command = next(code for code in blocks(page, "sh") if "job:make_dataset" in code)
-    short = ["--time-budget", "600", "--precision", "fp32", "--max-batch-size", "64", "--device", "cpu"]
-    (tmp_path / "cwd").mkdir()
+    job = job.replace("224", "32").replace("resnet50", "squeezenet1_1")
+    command = next(line for line in "".join(blocks(page, "sh")).splitlines() if "--batch-size" in line)
+    command += " --time-budget 600 --precision fp32 --batch-size 4 --max-batch-size 4 --device cpu"
+    photos = tmp_path / "cwd" / "photos" / "cats"
+    photos.mkdir(parents=True)
+    for number in range(160):
+        Image.new("RGB", (50, 40), (number, 0, 0)).save(photos / f"{number}.jpg")
     (tmp_path / "cwd" / "job.py").write_text(job, encoding="utf-8")
-    with Command(tmp_path, *shlex.split(command)[1:], *short) as running:
+    with Command(tmp_path, *shlex.split(command)[1:]) as running:
         running.until(lambda: "[search] trial 1" in running.stderr())
         running.signal(signal.SIGINT)
         ended = running.end()

@@ -1,4 +1,4 @@
-"""Each script of the examples trains by itself and in a training process; its command parses; one is tuned."""
+"""Each script of the examples trains by itself and as its command says; one is tuned by Python objects."""
 
 import ast
 import math
@@ -28,7 +28,9 @@ from loadtune.records.memory import BatchTry
 from loadtune.training import TrainingClient
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = ROOT / "examples"
+UNDER_EXEC = EXAMPLES / "imagenet_ddp.py"
+SCRIPTS = sorted(set(EXAMPLES.glob("*.py")) - {UNDER_EXEC})
 NEEDS = {"huggingface_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 """Packages that loadtune does not need."""
 
@@ -63,6 +65,20 @@ def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path, capsys) 
     assert all(math.isfinite(float(loss)) for loss in losses)
 
 
+def test_two_ranks_train_under_exec(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    *command, folder = tune_command(UNDER_EXEC)
+    assert (command[:3], folder) == (["loadtune", "exec", "--"], "FOLDER")
+    small = ["--model", "squeezenet1_1", "--batch-size", "8", "--size", "32", "--epochs", "1"]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PATH": path}
+    words = [sys.executable, "-m", *command, *small]
+    ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"epoch 0: loss \d", ran.stdout)
+    assert "ImageFolder at imagenet_ddp.py" in ran.stderr
+
+
 THROUGH_A_WORKER = ("detection", "shards")
 """Lists, and a stream. The batches of most others are pairs of tensors, as in most tests with workers."""
 NAMED = [script for script in SCRIPTS if script.stem not in NEEDS]
@@ -93,7 +109,7 @@ def test_it_is_tuned(tmp_path: Path) -> None:
     """The example with the longest way to a training process: through Lightning, Python objects and pickles. It is
     asked to end once it has measured a trial."""
     pytest.importorskip("lightning")
-    words = [*tune_command(ROOT / "examples" / "lightning_module.py")[1:], "--time-budget", "120", "--out", tmp_path]
+    words = [*tune_command(EXAMPLES / "lightning_module.py")[1:], "--time-budget", "120", "--out", tmp_path]
     said = tmp_path / "said"
     with said.open("w") as output:
         on_cpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}

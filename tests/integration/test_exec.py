@@ -27,11 +27,11 @@ def run(*arguments, options=(), **more):
 
 def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.of_the_user = 'chained'")
-    code = "import os, sys; print(of_the_user, os.getcwd(), sys.argv[1:]); sys.exit(7)"
+    code = "import os, sys; print(of_the_user, os.getcwd(), sys.argv[1:], os.environ['LOADTUNE_CACHE']); sys.exit(7)"
     path = os.pathsep.join((str(ROOT), str(tmp_path)))
-    done = run(sys.executable, "-c", code, "--epochs", "2", PYTHONPATH=path)
+    done = run(sys.executable, "-c", code, "--epochs", "2", PYTHONPATH=path, LOADTUNE_CACHE="kept")
     assert done.returncode == 7
-    assert done.stdout == f"chained {os.getcwd()} ['--epochs', '2']\n"
+    assert done.stdout == f"chained {os.getcwd()} ['--epochs', '2'] {os.path.abspath('kept')}\n"
     assert "no process imported torch's DataLoader" in done.stderr
 
 

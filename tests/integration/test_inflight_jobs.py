@@ -4,9 +4,10 @@ The samples of a batch sleep eleven times as long as a step, so that a tuner has
 """
 
 import random
+import sys
 import time
 from functools import cache
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import inflight_jobs
 import numpy
@@ -257,6 +258,14 @@ def test_the_deep_look_sees_what_changes():
         assert look.changed() is None
         change()
         assert look.changed() is not None
+
+
+def test_spawned_workers_cannot_import_what_a_notebook_defines(monkeypatch):
+    monkeypatch.setattr(gates.private, "start_method", lambda context: "spawn")
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr(Augmented, "__module__", "__main__")
+    loader = DataLoader(Augmented(8, 0.0))
+    assert "notebook" in gates.Trust(loader, gates.WatchedSampler(loader)).reason_against()
 
 
 def test_a_handle_is_found_wherever_the_dataset_keeps_it(tmp_path):

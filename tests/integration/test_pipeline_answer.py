@@ -176,11 +176,12 @@ def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_on
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "The answer")
             use()
-    cut = replace(whole, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
-    with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
-        loadtune.export(cut, "python")
-    with pytest.warns(UserWarning, match=r"every run of the confirmation was made\."):  # killed before it stored why
-        loadtune.export(replace(cut, cut_short=None), "python")
+    for why, told in (
+        ("interrupted by Ctrl-C", r" \(interrupted by Ctrl-C\)"),
+        (None, ""),
+    ):  # it was killed as it ended
+        with pytest.warns(UserWarning, match=rf"cut short before every run of the confirmation was made{told}\."):
+            loadtune.export(replace(whole, cut_short=why, confirmed_whole=False), "python")
 
 
 class Misread(FakeTraining):

@@ -18,7 +18,7 @@ from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Progress, Reading, Telemetry
+from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.store import load_result, owned, run_folder
 from loadtune.run import RUN_FILE, read_run
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.workload.adapters import from_lightning, from_trainer
+from loadtune.workload.user_code import cause
 
 BATCH = (torch.rand(4, 3), torch.rand(4, 1))
 
@@ -101,6 +102,14 @@ class TestLightning:
         type(module).training_step = lambda self, batch: None
         with pytest.raises(WorkloadError, match="NoneType without a loss"):
             job.loss(job.model, BATCH)
+
+    def test_a_step_that_needs_a_trainer_is_told_so(self, module):
+        type(module).training_step = lambda self, batch: self.trainer.current_epoch
+        job = from_lightning(module)
+        with pytest.raises(RuntimeError) as raised:
+            job.loss(job.model, BATCH)
+        assert "Module raised RuntimeError" in cause(raised.value)
+        assert "It is called without a Trainer" in cause(raised.value)
 
     def test_module_and_datamodule_are_set_up_and_then_the_module_makes_its_layers(self, module):
         lightning = pytest.importorskip("lightning")

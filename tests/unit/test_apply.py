@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
 
+import loadtune
 from loadtune import UsageError
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.result import TuningResult
@@ -125,7 +126,8 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
     assert type(tuned) is DataLoader
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        won(settings(0)).apply(DataLoader(Numbers(), 8))
+        for plain in (DataLoader, loadtune.DataLoader):
+            assert won(settings(0)).apply(plain(Numbers(), 8)).batch_size == 4
 
 
 def test_what_is_no_loader_is_refused() -> None:

@@ -359,3 +359,18 @@ def test_an_interruption_that_falls_into_a_finalizer_is_not_lost(name: str) -> N
     with termination_as_interruption(), pytest.raises(KeyboardInterrupt, match=name or None):
         run()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_projects_files_in_the_same_folder_are_said(tmp_path: Path) -> None:
+    (tmp_path / "loadtune").symlink_to(Path(loadtune.host.__file__).parents[1])
+    (tmp_path / "loadtune-0.3.0.dist-info").mkdir()
+    command = [sys.executable, "-m", "loadtune", "--version"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, f"loadtune {loadtune.__version__}\n")
+    assert all(words in ended.stderr for words in ("loadtune 0.3.0", "pip uninstall loadtune torch-loadtune"))
+
+
+def test_elsewhere_than_on_linux_it_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for command in (("doctor",), ("exec", "--", "true")):
+        assert "loadtune runs on Linux" in invoke(*command).stderr

@@ -114,14 +114,12 @@ def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
     assert "with a --time-budget above 5 min 00 s" in ended.stderr
 
 
-@pytest.mark.parametrize(("user", "mode"), [(1234, 0o644), (os.getuid(), 0o646)])
-def test_what_another_user_could_have_written_is_not_imported(
-    slower: Path, monkeypatch: pytest.MonkeyPatch, user: int, mode: int
-) -> None:
+def test_what_another_user_could_have_written_is_not_imported(slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load_result(slower)
     write_run(Resumable(kept.config, kept.host, kept.device, "0"), slower.parent)
-    monkeypatch.setattr("os.fstat", lambda at: SimpleNamespace(st_size=9, st_uid=user, st_mode=0o100000 | mode))
-    for words in (("run", "--resume"), ("compare", "--measure")):
+    for user, mode, *words in ((1234, 0o100644, "run", "--resume"), (os.getuid(), 0o100646, "compare", "--measure")):
+        about = SimpleNamespace(st_size=9, st_uid=user, st_mode=mode)
+        monkeypatch.setattr("os.fstat", lambda at, about=about: about)
         ended = invoke(*words, str(slower.parent))
         assert (ended.exit_code, ended.stdout) == (2, "")
         assert "it must belong to you or root, and others may not write it" in " ".join(ended.stderr.split())

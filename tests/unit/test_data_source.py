@@ -1,7 +1,5 @@
 """Where samples came from and whether they stay, as the notes tell it."""
 
-from dataclasses import replace
-
 from loadtune.final.doubts import cached_text, growth_text
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.telemetry import Telemetry
@@ -9,11 +7,11 @@ from loadtune.records.telemetry import Telemetry
 MB = 1e6
 
 
-def run(read: float | None, fetched: float | None, seconds: float = 2.0) -> Measurement:
+def run(read: float | None, fetched: float | None, seconds: float = 2.0, **more: float | None) -> Measurement:
     """1000 samples/s, with these bytes/s."""
-    seen = Telemetry(seconds=seconds, file_read_bytes_per_s=read, disk_read_bytes_per_s=fetched)
+    seen = Telemetry(seconds=seconds, file_read_bytes_per_s=read, disk_read_bytes_per_s=fetched, **more)
     window = Window(start_s=0.0, seconds=1.0, num_samples=1000, num_steps=10)
-    return Measurement(windows=(window,), first_batch_s=1.0, seconds=3.0, telemetry=seen)
+    return Measurement(windows=(window,), first_batch_s=1.0, seconds=3.0, telemetry=seen, epoch_samples=10**6)
 
 
 def test_bytes_of_all_runs_are_counted_by_their_length() -> None:
@@ -29,10 +27,8 @@ def test_nothing_is_said_where_little_was_read_or_nothing_is_known_or_it_came_fr
 
 
 def test_memory_that_grows_with_each_sample_is_told_where_an_epoch_would_not_fit() -> None:
-    def grown(*per_s: float | None) -> str | None:
-        telemetry = [Telemetry(seconds=2.0, workers_growth_bytes_per_s=each) for each in per_s]
-        runs = [replace(run(None, None), epoch_samples=10**6, telemetry=each) for each in telemetry]
-        return growth_text(runs, ram_bytes=64 << 30)
-
-    assert "by 95.4 MiB in 1,000 samples. At this pace an epoch of" in (grown(100 * MB, 100 * MB, None, 100 * MB) or "")
-    assert [grown(), grown(None), grown(100 * MB, 0.0, 0.0), grown(30 * MB, 30 * MB, 30 * MB)] == [None] * 4
+    cases = [[100 * MB, 100 * MB, None, 100 * MB], [], [None], [100 * MB, 0.0, 0.0], [30 * MB] * 3]
+    measured = ([run(0.0, 0.0, workers_growth_bytes_per_s=each) for each in case] for case in cases)
+    told, *silent = (growth_text(each, ram_bytes=64 << 30) for each in measured)
+    assert "by 95.4 MiB in 1,000 samples. At this pace an epoch of" in (told or "")
+    assert silent == [None] * 4

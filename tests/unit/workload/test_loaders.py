@@ -19,6 +19,7 @@ from torch.utils.data import (
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
 from loadtune.workload import LoaderParts
+from loadtune.workload.build import pack_parts, unpack_parts
 from loadtune.workload.loaders import epoch_of
 
 
@@ -120,3 +121,37 @@ def test_an_epoch_is_what_the_sampler_draws(loader: Any, num_draws: int | None, 
 def test_a_sampler_that_draws_nothing_is_said(sampler: Any, words: str) -> None:
     with pytest.raises(WorkloadError, match=words):
         epoch_of(LoaderParts.of(DataLoader(Numbers(), 4, sampler=sampler)), seed=0)
+
+
+SCRIPT = """
+from typing import NamedTuple
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Pair(NamedTuple):
+    values: torch.Tensor
+    indices: torch.Tensor
+
+class Rows(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index
+
+def collate(samples):
+    values, indices = zip(*samples)
+    return Pair(torch.stack(values), torch.tensor(indices))
+
+loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=100)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_script_or_notebook_defines_reaches_workers_and_comes_back(method: str) -> None:
+    main: dict[str, Any] = {"__name__": "__main__"}
+    exec(SCRIPT, main)  # as in the training process, no module has these definitions
+    main["loader"].multiprocessing_context = method
+    parts = unpack_parts(pack_parts({"loader": LoaderParts.of(main["loader"])}), torch.device("cpu"))["loader"]
+    batches = list(parts.make(parts.settings(2)))
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1], [2, 3]]
+    assert {type(batch).__name__ for batch in batches} == {"Pair"}

@@ -1,4 +1,4 @@
-"""A training as somebody would write it, in one mode after another: ``training_modes.py FOLDER NUM_WORKERS MODE ...``.
+"""A training as somebody would write it, in one mode after another: ``inflight_modes.py FOLDER NUM_WORKERS MODE ...``.
 
 Each of several modes runs in a process that is forked once torch is imported, and ends as a script does.
 """
