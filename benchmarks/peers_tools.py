@@ -84,9 +84,7 @@ def ask_ours(setup: Setup) -> Tuned:
         command = ["run", "--dataset", "FakeData", "--model", setup.cell.model_path, *QUICK_RUN]
     started = time.monotonic()
     try:
-        run = readme_run.run_command(
-            command, setup.limit_s, PYTHONPATH=f"{python_path()}:{setup.keep.absolute() if setup.keep else ''}"
-        )
+        run = readme_run.run_command(command, setup.limit_s, PYTHONPATH=python_path())
     except subprocess.TimeoutExpired:
         return Tuned(wall_s=setup.limit_s, error=f"took more than {setup.limit_s:.0f} s")
     except subprocess.CalledProcessError as error:

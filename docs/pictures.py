@@ -1,9 +1,9 @@
-"""The README's pictures, from data that lies beside them; docs/images holds both.
+"""The pictures of README and docs, from data that lies beside them; docs/images holds both.
 
     python docs/pictures.py record [--append] COMMAND...   # runs it; its lines, with seconds, into exec.jsonl
     python docs/pictures.py recording                      # exec.jsonl to exec.svg, a terminal
     python docs/pictures.py chart                          # chart.json to chart.svg, bars with their 95% intervals
-    python docs/pictures.py report RESULT_DIR              # report.png, a figure of a run's page; needs a Chromium
+    python docs/pictures.py page RESULT_DIR                # idle-*.png, figures of a run's page; needs a Chromium
 
 exec.jsonl has a line for each line of the terminal: [seconds since its command began, text]. A command has "$ " first.
 chart.json: {"title", "source", "groups": [{"heading", "rows": [{"label", "samples_per_s", "half_width", "note"}]}]}; a
@@ -26,7 +26,6 @@ from pathlib import Path
 
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH, MARGIN = 800, 16
-LIMIT_BYTES = 300_000
 WHOLE_PX = 20_000
 """Higher than the page, so that nothing scrolls."""
 
@@ -40,11 +39,8 @@ STYLE = """
     text { fill: #e6edf3 } .paper { fill: #0d1117; stroke: #3d444d } .interval { stroke: #e6edf3 }
     text.dim { fill: #9198a1 } .bar { fill: #656c76 } text.ours, .bar.ours { fill: #58a6ff }
   }
-  @media (prefers-reduced-motion: no-preference) {
-    @keyframes appear { from { opacity: 0 } }
-    .appear { animation: appear 0.2s backwards }
-  }"""
-"""Both colours, and lines that appear one after another. Where nothing is animated, all of them are there."""
+"""
+"""In both colours."""
 
 
 def svg(height: float, title: str, body: list[str], kind: str) -> str:
@@ -55,14 +51,14 @@ def svg(height: float, title: str, body: list[str], kind: str) -> str:
     return "\n".join([*lines, *body, "</svg>\n"])
 
 
-def text(x: float, y: float, words: str, kind: str = "", more: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}"{more} xml:space="preserve">{escape(words)}</text>'
+def text(x: float, y: float, words: str, kind: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}" xml:space="preserve">{escape(words)}</text>'
 
 
 # The terminal
 
-CLOCK, COLUMNS, LINE_PX, PLAYED_S = 64, 91, 20, 12.0
-"""Pixels of the column of seconds, letters of a line, pixels of a line, and seconds that all commands are played in."""
+CLOCK, COLUMNS, LINE_PX = 64, 91, 20
+"""Pixels of the column of seconds, letters of a line, pixels of a line."""
 
 
 def record(command: list[str], path: Path, *, append: bool) -> int:
@@ -84,18 +80,16 @@ def recording(data: str) -> str:
     lines = [json.loads(line) for line in data.splitlines()]
     starts = [number for number, (_, line) in enumerate(lines) if line.startswith("$ ")]
     commands = [lines[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
-    whole_s = sum(command[-1][0] for command in commands) or 1.0
-    body, y, before_s = [], MARGIN - 4.0, 0.0
+    body, y = [], MARGIN - 4.0
     for command in commands:
         for seconds, line in command:
             kind = "bold" if line is command[0][1] else "ours" if line.startswith("loadtune:") else "dim"
-            delay = f' style="animation-delay: {(before_s + seconds) / whole_s * PLAYED_S:.2f}s"'
             for number, part in enumerate(textwrap.wrap(line, COLUMNS, subsequent_indent="  ") or [""]):
                 y += LINE_PX
                 if kind != "bold" and number == 0:
-                    body.append(text(CLOCK - 12, y, f"{seconds:.0f} s", "dim small end appear", delay))
-                body.append(text(MARGIN if kind == "bold" else CLOCK, y, part, f"{kind} appear", delay))
-        before_s, y = before_s + command[-1][0], y + LINE_PX / 2
+                    body.append(text(CLOCK - 12, y, f"{seconds:.0f} s", "dim small end"))
+                body.append(text(MARGIN if kind == "bold" else CLOCK, y, part, kind))
+        y += LINE_PX / 2
     title = "A terminal: " + ", then ".join(command[0][1][2:] for command in commands)
     return svg(y + MARGIN - LINE_PX / 2, title, body, "terminal")
 
@@ -141,11 +135,11 @@ def _bar(row: dict, y: float, most: float) -> list[str]:
     return [*body, text(left, y + BAR_PX + 14, row["note"], "dim small")]
 
 
-# A figure of a run's page
+# Figures of a run's page
 
 
-def report(result: Path, path: Path) -> int:
-    """What each step gains. Returns 1 where the picture is too large to keep."""
+def page(result: Path) -> None:
+    """Those that docs/gpu-idle.md walks through."""
     from PIL import Image  # comes with torchvision
 
     from loadtune import load_result
@@ -154,40 +148,37 @@ def report(result: Path, path: Path) -> int:
     sys.path.insert(0, str(IMAGES.parents[1] / "tests"))
     from browser_rig import Browser  # the tests' own way to a browser
 
+    box = "(({ top, height }) => ({ top, height }))(document.querySelector('#%s').getBoundingClientRect())"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        page = write_page(load_result(result), Path(home) / "report.html")
         browser = Browser(Path(home))
         try:
-            browser.open(page, width=1000, height=WHOLE_PX)
-            clip = browser.evaluate(
-                """(() => {
-                    const box = document.querySelector("#gains").getBoundingClientRect();
-                    return { x: 0, y: Math.max(0, box.top + scrollY - 16), width: document.documentElement.clientWidth,
-                             height: box.height + 32, scale: 1 };
-                })()"""
-            )
-            shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
+            browser.open(write_page(load_result(result), Path(home) / "report.html"), width=1000)
+            tall = {"width": 1000, "height": WHOLE_PX, "deviceScaleFactor": 1, "mobile": False}
+            browser.call("Emulation.setDeviceMetricsOverride", **tall)
+            for name in ("timelines", "roofline"):
+                place = browser.evaluate(box % name)
+                clip = {"x": 0, "y": place["top"], "width": 1000, "height": place["height"], "scale": 1}
+                shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
+                picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+                few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # a third of the size
+                few.save(IMAGES / f"idle-{name}.png", optimize=True)
         finally:
             browser.end()
-    picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours are kept
-    few.save(path, optimize=True)  # a third of the size
-    print(f"{path}: {path.stat().st_size / 1000:.0f} KB")
-    return int(path.stat().st_size > LIMIT_BYTES)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pictures = parser.add_subparsers(dest="picture", required=True)
-    add = {name: pictures.add_parser(name).add_argument for name in ("record", "recording", "chart", "report")}
+    add = {name: pictures.add_parser(name).add_argument for name in ("record", "recording", "chart", "page")}
     add["record"]("--append", action="store_true", help="after the command that is there")
     add["record"]("command", nargs=argparse.REMAINDER)
-    add["report"]("result", type=Path)
+    add["page"]("result", type=Path)
     given = parser.parse_args()
     if given.picture == "record":
         return record(given.command, IMAGES / "exec.jsonl", append=given.append)
-    if given.picture == "report":
-        return report(given.result, IMAGES / "report.png")
+    if given.picture == "page":
+        page(given.result)
+        return 0
     draw, source = (recording, "exec.jsonl") if given.picture == "recording" else (chart, "chart.json")
     picture = draw((IMAGES / source).read_text(encoding="utf-8"))
     (IMAGES / source).with_suffix(".svg").write_text(picture, encoding="utf-8")
@@ -196,30 +187,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-def gpu_idle() -> None:
-    """Those of docs/gpu-idle.md: ``cd docs; python -c "import pictures; pictures.gpu_idle()"``."""
-    root = Path(__file__).resolve().parent.parent
-    sys.path[:0] = [str(root / "tests")]
-    from browser_rig import Browser  # the tests' own way to a browser
-
-    from loadtune import load_result
-    from loadtune.report.page.write import write_page
-
-    box = "(({ top, height }) => ({ top, height }))(document.querySelector('#%s').getBoundingClientRect())"
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        result = load_result(root / "benchmarks" / "results" / "2026-11-26-h200" / "jpeg")
-        browser = Browser(Path(home))
-        try:
-            browser.open(write_page(result, Path(home) / "report.html"), width=1000)
-            tall = {"width": 1000, "height": 20_000, "deviceScaleFactor": 1, "mobile": False}
-            browser.call("Emulation.setDeviceMetricsOverride", **tall)  # so that nothing scrolls
-            for name in ("timelines", "roofline"):
-                place = browser.evaluate(box % name)
-                clip = {"x": 0, "y": place["top"], "width": 1000, "height": place["height"], "scale": 1}
-                shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
-                path = root / "docs" / "images" / f"idle-{name}.png"
-                path.write_bytes(base64.b64decode(shot["data"]))
-        finally:
-            browser.end()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -107,14 +108,18 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
 
     with tempfile.TemporaryDirectory(prefix="loadtune-") as name:
         before = os.environ.get("PYTHONPATH")
+        ours = replace(options, folder=name, launcher=(socket.gethostname(), os.getpid()))
         path = f"{_INJECTED}{os.pathsep}{before}" if before else str(_INJECTED)
-        variables = {"PYTHONPATH": path, EXEC_VARIABLE: replace(options, folder=name).as_variable()}
+        variables = {"PYTHONPATH": path, EXEC_VARIABLE: ours.as_variable()}
         if (cache := os.environ.get(told.CACHE_VARIABLE)) is not None:
             variables[told.CACHE_VARIABLE] = os.path.abspath(cache)  # the script may go to another folder
         code = _run(command, os.environ | variables)
         found = [each for path in sorted(Path(name).glob("*.json")) for each in told.read(path)]
-        for line in told.summary(found) or [_why_nothing(Path(name))]:
+        for line in told.summary(found) or [_why_nothing(Path(name), code)]:
             told.print_line(line)
+        known = {part for each in found for part in each.name.split(" at ")}
+        for unknown in set(options.freeze) - known if found else ():
+            told.print_line(f"--freeze {unknown}: no loader has this name.")
     if out is not None:
         try:
             told.write(found, out)
@@ -147,7 +152,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         as_before()
 
 
-def _why_nothing(folder: Path) -> str:
+def _why_nothing(folder: Path, code: int) -> str:
     if not (folder / "began").exists():
         return (
             "was not active: no Python process loaded it. Python leaves PYTHONPATH out under -I and -E, and "
@@ -155,6 +160,8 @@ def _why_nothing(folder: Path) -> str:
         )
     if not (folder / "hooked").exists():
         return "no process imported torch's DataLoader, so nothing was tuned."
+    if code:
+        return "the script ended before it read a batch, so nothing was tuned."
     return (
         "no torch DataLoader was iterated, so nothing was tuned. Classes with an iterator of their own "
         "(StatefulDataLoader, DALI, WebDataset) are left alone."

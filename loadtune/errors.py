@@ -13,6 +13,7 @@ LoadtuneError
 
 import signal
 import traceback
+from typing import Any
 
 
 class LoadtuneError(Exception):
@@ -72,5 +73,6 @@ class MachineMismatchWarning(UserWarning):
 
 def raised_by_handler(error: BaseException) -> bool:
     """Whether the handler of a signal raised it, in whatever code ran just then: the loop is to get it."""
-    handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+    acts: list[Any] = [getattr(act, "func", act) for act in map(signal.getsignal, signal.valid_signals())]
+    codes = {getattr(act, "__code__", None) or getattr(act.__call__, "__code__", None) for act in acts if callable(act)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -75,7 +75,7 @@ def tune(
     in `folder`, which was cut short, continues; a run of objects needs the same objects again. A run that ended, or
     cannot be resumed, is left unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted
     from this call: the result says so and contains only what was confirmed. Raises LoadtuneError for an error that the
-    user can correct, OutOfTimeError where time ended before a trial was measured.
+    user can correct, OutOfTimeError where time ended before anything was measured.
     """
     refuse_recursion("loadtune.tune")
     if resume and folder is None:

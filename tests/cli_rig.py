@@ -127,7 +127,7 @@ def marked(mark):
     return found
 
 
-def until(condition, timeout_s):
+def until(condition, timeout_s=GONE_S):
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -133,15 +133,6 @@ def has_trial(path):
     return json.loads(path.read_text()).get("trials")
 
 
-class RaisesAtIndex(Images):
-    """Sample 5 is broken; the samples that are read first are not."""
-
-    def __getitem__(self, index):
-        if index == BAD_INDEX:
-            raise ValueError("broken sample")
-        return super().__getitem__(index)
-
-
 class RaisesLater(Images):
     """Most samples are broken; those that are read first are not."""
 
@@ -177,10 +168,6 @@ class AllNan(Images):
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
         return image * float("nan"), label
-
-
-def slow_to_build():
-    time.sleep(3600)
 
 
 class OddShapes(Images):
@@ -316,10 +303,3 @@ class Normed(nn.Module):
 
     def forward(self, images):
         return self.head(self.norm(self.features(images).mean((2, 3))))
-
-
-class Scalars(Images):
-    """Not images at all: rows of a table."""
-
-    def __getitem__(self, index):
-        return torch.zeros(4), 0

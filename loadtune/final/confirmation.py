@@ -89,7 +89,8 @@ def _measure(run: Run, search: Search) -> None:
 
 def _verdict(run: Run, outcomes: Sequence[Outcome], points: Sequence[ComputePoint] = ()) -> Verdict:
     """Of these runs of the final, each finalist with what rules it out."""
-    return Verdict(ruled_out(finalists(outcomes, run.trials), run.failed, points), run.yours)
+    judged = ruled_out(finalists(outcomes, run.trials), run.failed, points)
+    return Verdict(judged, run.yours, keeps_precision="precision" not in run.assumed)
 
 
 def _sizes(run: Run) -> set[int | None]:

@@ -126,6 +126,8 @@ class Verdict:
     finalists: tuple[Finalist, ...]
     yours: TrialConfig | None
     """The baseline, the user's settings. None: there is none."""
+    keeps_precision: bool = False
+    """Whether the user named a precision. Another one then has to be proven faster than the best with theirs."""
 
     def winner(self, batch_size: int | None = None) -> Winner | None:
         """The smallest of those within 2% of the best that is proven better than the baseline.
@@ -145,8 +147,11 @@ class Verdict:
             eligible = [f for f in eligible if (self._ratio(f, own, num_rivals).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
-        top = max(f.score for f in eligible)
-        best = min((f for f in eligible if f.score >= TIE * top), key=lambda f: size(f.config))
+        best = _smallest(eligible)
+        same = [f for f in eligible if self.yours is not None and f.config.precision == self.yours.precision]
+        if self.keeps_precision and same and best not in same:
+            kept = _smallest(same)
+            best = best if self._ratio(best, kept, num_rivals).holds(1.0) is False else kept
         return Winner(
             config=best.config,
             samples_per_s=best.samples_per_s,
@@ -207,6 +212,12 @@ class Verdict:
         if one is other:
             return Interval(value=1.0, low=1.0, high=1.0)
         return difference(one, other, self.finalists, num_comparisons)
+
+
+def _smallest(among: Sequence[Finalist]) -> Finalist:
+    """Of those within 2% of the best."""
+    top = max(f.score for f in among)
+    return min((f for f in among if f.score >= TIE * top), key=lambda f: size(f.config))
 
 
 def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalist | None:

@@ -20,6 +20,8 @@ CACHE_VARIABLE = "LOADTUNE_CACHE"
 SCHEMA_VERSION = 1
 _HALF_WRITTEN_S = 60.0
 """Age of a file from which on nobody writes it any more."""
+_WITH_STARTS = 0.95
+"""Share of the rate between starts of epochs, from which down the rate with them is told, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +51,12 @@ class Account:
     """Seconds in ``next(loader)`` so far."""
     total_s: float = 0.0
     """Seconds of the loop so far."""
+    batch_size: int = 1
+    """Samples of a batch."""
+    earlier_batches: int = 0
     earlier_blocked_s: float = 0.0
     earlier_total_s: float = 0.0
-    """Of those two, what passed before the present number of workers delivered."""
+    """Of `num_batches` and those two, what passed before the present number of workers delivered."""
     hook_s: float = 0.0
     """Seconds that the tuner took so far, those for starting workers included."""
     load_s: float | None = None
@@ -84,6 +89,11 @@ class Account:
         if self.bottleneck is not None:
             found["limited_by_loading"] = float(self.bottleneck != "the step")
         return found
+
+    def whole_samples_per_s(self) -> float | None:
+        """Since the present number of workers delivers, the starts of epochs included. None: not yet."""
+        num, total_s = self.num_batches - self.earlier_batches, self.total_s - self.earlier_total_s
+        return self.batch_size * num / total_s if total_s else None
 
     def change_text(self, before: int, after: int) -> str:
         """``1 → 10 workers, 165 → 1,380 samples/s (8.4×)``."""
@@ -131,9 +141,15 @@ def summary(found: Sequence[Account]) -> list[str]:
             continue
         blocked = f"blocked in next() {_blocked(each)} of the time"
         if each.num_workers != each.own_workers:
-            change = each.change_text(each.own_workers, each.num_workers)
+            change, whole = each.change_text(each.own_workers, each.num_workers), each.whole_samples_per_s()
+            if whole and each.samples_per_s and whole < _WITH_STARTS * each.samples_per_s:
+                change += f", {number_text(whole)} with the starts of epochs"
             lines.append(f"{each.name}: {change}; {blocked} since then")
-            lines.append(f"  to keep it: DataLoader(..., num_workers={each.num_workers})")
+            keep = f"to keep it: DataLoader(..., num_workers={each.num_workers})"
+            is_open = each.state in ("starting", "judging")
+            others = [at["num_workers"] for at in each.switches if at["num_workers"] != each.num_workers]
+            ended = f"the script ended before {each.num_workers} were compared with {[each.own_workers, *others][-1]}"
+            lines.append(f"  {ended if is_open else keep}")
         else:
             reason = f": {each.reason}" if each.reason else ""
             lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}; {blocked}")

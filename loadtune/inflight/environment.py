@@ -21,6 +21,8 @@ class Options:
 
     folder: str | None = None
     """Where each process writes its account. None: nothing is written; the process prints it when it ends."""
+    launcher: Sequence[str | int] = ()
+    """Machine and process id of `loadtune exec`, which removes the folder. Empty: there is none."""
     max_workers: int | None = None
     """Most workers of one loader. None: cores, memory and descriptors decide."""
     freeze: Sequence[str] = ()

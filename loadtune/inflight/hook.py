@@ -2,6 +2,8 @@
 
 import atexit
 import os
+import shutil
+import socket
 import sys
 from types import FrameType
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from loadtune.errors import raised_by_handler
 from loadtune.inflight import account as told
 from loadtune.inflight.environment import TEST_VARIABLE, Options, rank
+from loadtune.stream.shm_cleanup import is_alive
 
 _options: Options | None = None
 
@@ -70,7 +73,12 @@ def _is_worker() -> bool:
 
 
 def _at_exit(options: Options) -> None:
-    if not _is_worker():
-        told.write_own(options.folder)
-        for line in told.summary(told.accounts()) if options.folder is None and rank() == 0 else ():
-            told.print_line(line)
+    if _is_worker():
+        return
+    told.write_own(options.folder)
+    machine, pid = options.launcher or (None, 0)
+    is_orphan = machine == socket.gethostname() and not is_alive(int(pid))
+    for line in told.summary(told.accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():
+        told.print_line(line)
+    if is_orphan and options.folder is not None:
+        shutil.rmtree(options.folder, ignore_errors=True)

@@ -31,6 +31,9 @@ class Reading:
     num_steps: int
     total_s: float
     """From one batch to the next."""
+    sustained_s: float = math.inf
+    """The same over whole turns of the workers, which deliver in bursts, and without batches taken from a queue that
+    shrank: workers do not load so many."""
     blocked_s: float
     """In ``next(loader)``."""
     handover_s: float
@@ -64,12 +67,15 @@ class Steps:
     between: list[float] = field(default_factory=list)
     quick: list[float] = field(default_factory=list)
     """Seconds blocked where a batch stood ready."""
+    ready: tuple[int, int] = (0, 0)
+    """Batches that stood ready before the first and before the newest of these steps."""
 
     def add(self, blocked_s: float, between_s: float, num_ready: int) -> bool:
         """Whether a group of steps is complete."""
         if self.skip > 0:
             self.skip -= 1
             return False
+        self.ready = (self.ready[0] if self.blocked else num_ready), num_ready
         self.blocked.append(blocked_s)
         self.between.append(between_s)
         if len(self.blocked) > 2 * MAX_STEPS:
@@ -89,14 +95,17 @@ class Steps:
             usual_s, num_gaps = math.inf, 0
         between = [gap if gap <= usual_s else 0.0 for gap in self.between]
         mean_s = sum(between) / (len(between) - num_gaps)
-        blocked_s = fmean(self.blocked)
+        blocked_s, num = fmean(self.blocked), len(self.blocked)
+        drained = max(0, self.ready[0] - self.ready[1])
         # Blocks as long as a turn of all workers, which deliver in bursts.
         size = max(GROUP, self.num_workers)
         steps = np.array(self.blocked) + np.array(between)
-        blocks = steps[: len(steps) // size * size].reshape(-1, size).mean(axis=1)
+        blocks = steps[: num // size * size].reshape(-1, size).mean(axis=1)
+        whole = num // max(1, self.num_workers) * max(1, self.num_workers) or num
         return Reading(
-            num_steps=len(self.blocked),
+            num_steps=num,
             total_s=max(1e-9, blocked_s + mean_s),
+            sustained_s=max(1e-9, float(steps[:whole].sum()) / max(whole - drained, whole / 2)),
             blocked_s=blocked_s,
             handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
             step_s=mean_s,

@@ -7,6 +7,7 @@ of its name, which looks at what was measured. Whatever goes wrong ends the tune
 
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -44,6 +45,11 @@ _STARTING_S = 0.01
 _LOOKS_AGAIN, _OTHER = 4, 0.2
 """Times at most that a loop which waits looks again, because its cores or its pace are others than when it decided (a
 peer was the slower one then); and by how much."""
+_LIMITED = {
+    "the step": "the training step limits now",
+    "workers": "loading still limits",
+    "cores": "the CPU cores limit",
+}
 _STREAM = "another number changes the order of an IterableDataset's samples, or how often each is read"
 
 
@@ -84,6 +90,8 @@ class Tuner:
         """The loader that begins."""
         self.watched: Callable[[], Any] = lambda: None
         self.is_dead, self.epoch = False, -1
+        self.opening_s = 0.0
+        """Seconds in which the workers of this epoch started, until its first batch came."""
         self.target: int | None = None
         """Workers with which an epoch begins. None: the user's."""
         self.num_to_compare = gates.COMPARED if self.own == 0 else 0
@@ -131,6 +139,7 @@ class Tuner:
 
     def open(self, loader: Any) -> SwitchingIterator:
         """Begin an epoch. Raises what torch's iterator would raise."""
+        asked_s = time.perf_counter()
         self.sampler = gates.WatchedSampler(loader)
         self.view: Any = private.LoaderView(loader, self.sampler)
         self.source = weakref.ref(loader)
@@ -139,6 +148,7 @@ class Tuner:
             self._left(reason)
         at_once = [number for batch, number in self._replayed(self.epoch + 1) if batch == 0]
         self.iterator = SwitchingIterator(self.view, at_once[-1] if at_once else self.target)
+        self.opening_s = time.perf_counter() - asked_s
         return self.iterator
 
     def _replayed(self, epoch: int) -> list[tuple[int, int]]:
@@ -162,7 +172,7 @@ class Tuner:
         """No more batches come in this epoch."""
         if Shared.trying is self and self.account.state != "judging":
             Shared.trying = None
-        if not self.view.pin_memory and torch.cuda.is_available():
+        if not self.view.pin_memory and not sys.is_finalizing() and torch.cuda.is_available():
             self.account.advise("pin_memory=True: batches go to the GPU while it computes")
         begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own > 0
         if begins_often and self.begins_s > 0.05 * self.account.total_s:
@@ -246,6 +256,7 @@ class Tuner:
         self.num_delivered += 1
         account.num_batches += 1
         if self.last_end is None:
+            blocked_s, self.opening_s = blocked_s + self.opening_s, 0.0
             self.begins_s += blocked_s
         else:
             between_s = max(0.0, self.begun - self.last_end - (Shared.blocked_s - self.blocked_then_s))
@@ -289,6 +300,7 @@ class Tuner:
         if number != self.steps.num_workers:
             self.steps = Steps(number)
             account.earlier_blocked_s, account.earlier_total_s = account.blocked_s, account.total_s
+            account.earlier_batches = account.num_batches
             account.samples_per_s = None
         self.steps.skip, self.clocks, account.num_workers = max(3, 2 * number), None, number
         if number == self.target and account.state == "starting":
@@ -296,7 +308,9 @@ class Tuner:
 
     def _say_random(self) -> None:
         if self.account.draws_random:
-            self.say("samples are random: other workers draw other random numbers, as when you set num_workers")
+            self.say(
+                "random augmentation draws other numbers with other workers, as in PyTorch; samples and order stay"
+            )
 
     # What was measured
 
@@ -353,7 +367,8 @@ class Tuner:
         if self.several_ranks:
             reading = replace(reading, step_s=0.0)
         account = self.account
-        account.samples_per_s = (self.iterator.batch_size() or self.view.batch_size or 1) / reading.total_s
+        account.batch_size = int(self.iterator.batch_size() or self.view.batch_size or 1)
+        account.samples_per_s = account.batch_size / reading.sustained_s
         account.first_samples_per_s = account.first_samples_per_s or account.samples_per_s
         getattr(self, f"_{account.state}")(reading)
 
@@ -393,6 +408,7 @@ class Tuner:
             text = f"num_workers={want}"
             if want > now and reading.step_s > 0:
                 text += f", predicted {gain:.2g} times as fast"
+            self.account.advice = [each for each in self.account.advice if not each.startswith("num_workers=")]
             self.account.advise(text)
             self._rest("workers", f"{_STREAM if self.is_stream else '--dry-run'}; try {text}")
         elif reason is not None:
@@ -420,7 +436,7 @@ class Tuner:
             self.account.num_workers = was
             return
         limit = "the step" if not reading.waits else "cores" if fewer else "workers"
-        self.say(f"{self.account.change_text(was, now)}; limited by {limit} now")
+        self.say(f"{self.account.change_text(self.own, now)}; {_LIMITED[limit]}")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
         if work is not None and self.learnt_file is not None:
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s

@@ -76,7 +76,7 @@ def choose_recipes(
         if choices and begun_s < 3 * took_s:  # for this one, and as long for each memory line
             notes.append(
                 f"{precision} was left out: timing {choices[0].chosen.precision} took {seconds_text(took_s)}, and "
-                f"{seconds_text(max(0.0, begun_s))} were left for this. Raise --time-budget, or name it in --precision."
+                f"{seconds_text(max(0.0, begun_s))} were left. Raise --time-budget, or name it alone in --precision."
             )
             continue
         first = choices[0].points[0] if choices else None

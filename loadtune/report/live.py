@@ -6,9 +6,9 @@ In: `Progress` records. Out: lines on a stream. `LiveDisplay` is a listener.
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from loadtune.records.config import TrialConfig
 from loadtune.records.telemetry import Progress
@@ -45,6 +45,10 @@ def progress_line(progress: Progress, width: int | None = None) -> str:
     return whole if width is not None and len(whole) <= width else f"{does}{best}{left}"
 
 
+def _raised() -> NoReturn:
+    raise
+
+
 def _measured(rate: float | None, config: TrialConfig) -> str:
     what = settings_text(config, with_recipe=False)
     return what if rate is None else f"{rate_text(rate)} ({what})"
@@ -61,6 +65,7 @@ class LiveDisplay:
         from rich.live import Live
 
         self._console, self._quiet = Console(file=stream, highlight=False, force_jupyter=False), quiet
+        self._console.on_broken_pipe = _raised  # type: ignore[method-assign]  # rich would end the process
         self._name, self._words = name, words
         self._newest: Progress | None = None
         self._newest_s = 0.0
@@ -74,7 +79,8 @@ class LiveDisplay:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
+        with suppress(OSError):  # the terminal is gone
+            self._live.__exit__(*error)
 
     def __call__(self, progress: Progress) -> None:
         """A message is printed and stays. Where nothing is redrawn, so is the line of each stage that begins."""

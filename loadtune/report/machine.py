@@ -23,7 +23,7 @@ def banner(host: HostFacts, device: Device) -> tuple[tuple[str, str], ...]:
     gpus = list[tuple[str, str]]()
     for gpu in host.gpus:
         memory = f"{bytes_text(gpu.free_bytes)} free of {bytes_text(gpu.total_bytes)}"
-        chosen = " ← chosen" if device.uuid == gpu.uuid else ""
+        chosen = " ← used" if device.uuid == gpu.uuid else ""
         busy = f"{percent_text(gpu.utilization_fraction)} busy{chosen}"
         gpus.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}, {busy}"))
         held = holders_text(others_text(gpu), gpu.others_bytes)
@@ -33,7 +33,7 @@ def banner(host: HostFacts, device: Device) -> tuple[tuple[str, str], ...]:
         ("Python", host.python),
         ("torch", f"{host.torch or 'not installed'} (CUDA {host.cuda or MISSING}, driver {host.driver or MISSING})"),
         *(gpus or [("GPU", "none")]),
-        ("CPU", (host.cpu_name or "unknown model") + (" ← chosen" if device.kind == "cpu" else "")),
+        ("CPU", (host.cpu_name or "unknown model") + (" ← used" if device.kind == "cpu" else "")),
         ("cores", f"{host.num_usable_cores} usable of {host.num_listed_cores} listed"),
         ("RAM", f"{bytes_text(host.ram_available_bytes)} available, {ram}"),
         ("/dev/shm", f"{bytes_text(host.shm_free_bytes)} free of {bytes_text(host.shm_total_bytes)}"),
@@ -88,4 +88,4 @@ def telemetry_rows(telemetry: Telemetry) -> tuple[tuple[str, str], ...]:
     figures = [getattr(telemetry, field.name) for field in fields(telemetry) if field.name not in about]
     num_seen, num_missing = sum(figure not in (None, ()) for figure in figures), len(telemetry.missing)
     missing = (("", f"not available: {', '.join(names)}: {reason}") for reason, names in by_reason.items())
-    return (("telemetry", f"{num_seen} of {num_seen + num_missing} figures"), *missing)
+    return (("sensors", f"{num_seen} of {num_seen + num_missing} figures"), *missing)

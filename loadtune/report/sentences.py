@@ -80,7 +80,7 @@ def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
         return ()
     if not found.holds:
         missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
-        why = f"{missed}; it explains {percent_text(found.explained)} of the throughput"
+        why = f"{missed}; it predicts {percent_text(found.explained)} of the measured throughput"
         return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
     first, rate = found.limits[0], found.limits[0].samples_per_s.value
     mostly = next((part for part, share in first.shares.items() if share > 0.5), "")

@@ -48,7 +48,7 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
     """The folder of a run: the one that is given, or a new one.
 
     A new one is removed where the run ends in an error before its run.json is there, unless the error names its log.
-    Where it was killed, the next run beside it removes what it left.
+    Where it was killed, the next run beside it on this machine removes what it left.
     """
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = given or new_run_folder(out, label)
@@ -66,10 +66,11 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
 
 
 def _tidy(runs: Path) -> None:
-    """Remove what killed runs left in these folders: locks, half-written files, and a folder without anything else."""
+    """Remove what killed runs of this machine left in these folders: locks, half-written files, and a folder without
+    anything else. A lock of another machine is not seen on every file system; one that is empty was just made."""
     for lock in runs.glob(f"*/{_LOCK_FILE}"):
         with suppress(LoadtuneError, OSError):
-            if _RUN_NAME.fullmatch(lock.parent.name) and lock.stat().st_size:  # else a run is just being started
+            if _RUN_NAME.fullmatch(lock.parent.name) and f" on {socket.gethostname()},".encode() in lock.read_bytes():
                 with owned(lock.parent, surely=True):
                     for log in lock.parent.glob(LOG_FILE):
                         if not log.stat().st_size:

@@ -164,4 +164,4 @@ def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     changes = result.remedies if winner == result.best else None
     if words and changes is not None and changes.config is not None and changes.gain is not None:
         words.append(f"change of the code {ratio_text(changes.gain.value)}")
-    return (f"The gain in steps: {', then '.join(words)}.",) if words else ()
+    return (f"Gain in epoch time: {', then '.join(words)}.",) if words else ()

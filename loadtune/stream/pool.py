@@ -143,7 +143,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._table = table
         self._asked_s: float | None = None
         self._is_watched, self._is_hung, self._ended = False, False, threading.Event()
-        self._others_error: Exception | None = None
         self._polled_s, self._polled_for_s = time.monotonic(), 0.0
         self._workers: list[Any] = []
         self.is_fed, self._got, self._num_acknowledged = not deferred, 0, 0
@@ -247,12 +246,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         try:
             private.error_if_any_worker_fails()
             return super()._try_get_data(*timeout)
-        except Exception as error:
-            # torch looks at the workers of all loaders: those of another one may have died. Handlers may be the user's.
-            is_others = str(error).startswith("DataLoader worker") or raised_by_handler(error)
-            if is_others and all(worker.is_alive() for worker in self._workers):
-                self._others_error = error
-            raise
         finally:
             private.remove_worker_pids(id(self))
 
@@ -287,12 +280,19 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         try:
             yield
         except Exception as error:
-            known = isinstance(error, PoolFailedError) or error is self.stream.error or error is self._others_error
-            if known or not self._on_trial:
+            is_known = isinstance(error, PoolFailedError) or error is self.stream.error
+            if is_known or not self._on_trial or self._is_others(error):
                 raise
             if self._is_hung:
                 raise PoolFailedError(f"its workers gave no batch for {HANG_S:.0f} s") from None
             raise PoolFailedError(message) from error
+
+    def _is_others(self, error: Exception) -> bool:
+        """Of the user's handler of a signal, or of the workers of another loader: torch looks at those of all."""
+        first = error.__cause__ or error  # torch raises the end of a worker in place of whatever it met then
+        if str(first).startswith("DataLoader worker"):
+            return all(worker.is_alive() for worker in self._workers)
+        return raised_by_handler(first)
 
     # Its end
 
@@ -391,6 +391,8 @@ class _StandIn:
     def start(self) -> None: ...
 
     def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
 
     def is_alive(self) -> bool:
         return False

@@ -21,6 +21,7 @@ _DEATH_S = 2.0
 """For killed processes to be gone: on a machine whose every core is busy, and with gigabytes to unmap."""
 
 _DEAD = ("Z", "X")
+_TRACKER = b"multiprocessing.resource_tracker"
 
 _ending: set[int] = set()
 
@@ -39,15 +40,25 @@ def answer_for(pids: Iterable[int]) -> None:
 
 
 def kill_group(group: int, *, spare: int | None = None) -> None:
-    """Kill a group's members, wait until they are gone, take away what they left. `spare` is left alive."""
+    """Kill a group's members, wait until they are gone, take away what they left. `spare` is left alive.
+
+    The resource tracker of multiprocessing is not killed: it unlinks the semaphores of the others once they are gone,
+    and ends.
+    """
     ended = group_members(group, dead=True) | _ending
     killed: set[int] = set()
+    trackers: set[int] = set()
     deadline = time.monotonic() + _DEATH_S
     while (members := group_members(group) - {spare}) and time.monotonic() < deadline:  # one may just be born
-        for pid in members - killed:
+        for pid in members - killed - trackers:
+            if _TRACKER in _command(pid):
+                trackers.add(pid)
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= members
+            killed.add(pid)
+        if spare is not None and members <= trackers:
+            break
         time.sleep(0.005)
     remove_segments(ended | killed)
 
@@ -56,8 +67,7 @@ def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
     """Unlink the segments of these processes; of one that still lives, none: it does so itself. Where containers share
     /dev/shm, one of the same name may be another container's, which uses it."""
     for pid in pids:
-        found = _stat(pid, PROC)
-        if found is None or found[0] in _DEAD:
+        if not is_alive(pid):
             for segment in folder.glob(f"torch_{pid}_*"):
                 if not _is_used(segment):
                     segment.unlink(missing_ok=True)
@@ -72,6 +82,17 @@ def _is_used(file: Path) -> bool:
     except OSError as error:
         return error.errno == errno.EAGAIN
     return False
+
+
+def is_alive(pid: int) -> bool:
+    found = _stat(pid, PROC)
+    return found is not None and found[0] not in _DEAD
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    return b""
 
 
 def _stat(pid: int, proc: Path) -> tuple[str, int] | None:

@@ -53,7 +53,8 @@ def watch_lifeline(descriptor: int, scratch: Path) -> None:
             pass  # nothing is ever written; only the end counts
         with _ending:
             _remove_what_is_left()
-            os.killpg(0, signal.SIGKILL)
+            kill_group(os.getpgrp(), spare=os.getpid())  # those that the loop started meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
 
     _watched[:] = [(descriptor, scratch)]
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

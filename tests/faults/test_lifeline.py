@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 LEAVES_AS_ITS_WORKERS_DIE = """
-import os, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from pathlib import Path
 from loadtune.training.__main__ import leave, watch_lifeline
 
@@ -14,6 +14,8 @@ def told(*_):
     raise RuntimeError("a worker was killed")  # as the DataLoader's handler does
 
 watch_lifeline(int(sys.argv[1]), Path(sys.argv[2]))
+held = multiprocessing.get_context("spawn").Semaphore()
+os.write(1, held._semlock.name.encode() + b"\\n")
 for _ in range(3):
     if os.fork() == 0:
         open(f"/dev/shm/torch_{os.getpid()}_planted", "w").close()
@@ -41,12 +43,14 @@ def test_a_process_whose_workers_the_lifeline_ends_leaves_no_segment_and_no_temp
         pass_fds=(read,),
         start_new_session=True,
     ) as process:
+        semaphore = Path("/dev/shm") / process.stdout.readline().strip().replace("/", "sem.")
         said = {process.stdout.readline().strip() for _ in range(4)}
         planted = [Path(f"/dev/shm/torch_{pid}_planted") for pid in said - {"ready"}]
         assert len(planted) == 3
-        assert all(path.exists() for path in planted)
+        assert all(path.exists() for path in (semaphore, *planted))
         os.close(lifeline)
         os.close(read)
         process.wait()
-    assert not any(path.exists() for path in planted)
+        process.stdout.read()  # the tracker has it open until it ends
+    assert not any(path.exists() for path in (semaphore, *planted))
     assert not scratch.exists()

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ OF_PYTHON = {
     "dev": ("-X", "dev", "-W", "ignore:This process"),  # with faulthandler and PYTHONMALLOC=debug
     "optimized": ("-O",),
     "debugger": ("-m", "pdb", "-c", "continue", "-c", "quit"),
-    "coverage": ("-m", "coverage", "run"),
 }
 """Options of Python, for one mode."""
 OF_WORKERS = {"spawn": (0, 1), "forkserver": (1, 2)}
@@ -89,8 +87,6 @@ def test_a_training_that_is_traced_profiled_forked_threaded_or_left(without, tmp
 @pytest.mark.parametrize("mode", [*OF_PYTHON, *OF_WORKERS])
 def test_a_training_under_another_python_or_start_method(mode, without, tmp_path):
     """With a sitecustomize of the user's."""
-    if mode == "coverage" and find_spec("coverage") is None:
-        pytest.skip("coverage is not installed")
     code = "import os, sys\nos.makedirs(f'ran with -O {sys.flags.optimize}', exist_ok=True)"
     (tmp_path / "sitecustomize.py").write_text(code)
     path, python = os.pathsep.join([str(ROOT), str(tmp_path)]), OF_PYTHON.get(mode, ())

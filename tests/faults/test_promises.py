@@ -32,7 +32,6 @@ FAULTS = {
     "other_worker_hangs": "3 workers failed",
     "other_worker_is_stopped": "3 workers failed",
     "other_worker_raises": "3 workers failed",
-    "starting_worker_raises": "3 workers failed",
     "dataset_cannot_be_pickled": "3 workers failed",
     "starting_worker_is_killed": "3 workers failed",
     "other_worker_fills_shm": "3 workers failed",
@@ -41,7 +40,6 @@ FAULTS = {
     "no_descriptors": "3 workers failed",
     "tuner_fails_in_open": "broken on purpose",
     "tuner_fails_in_after_step": "broken on purpose",
-    "loop_exits": "",
     "handler_raises_while_the_loop_waits": "",
     "loop_is_interrupted": "KeyboardInterrupt",
     "loader_is_deleted": "",
@@ -141,6 +139,7 @@ def test_a_sample_or_worker_that_fails_is_named(tmp_path):
     with Command(tmp_path, *RUN, *words, "--num-workers", "2") as command:
         run = command.end()
     assert run.code == 1, run.stderr
+    assert run.left_behind == []
     result = json.loads(run.stdout)
     assert result.get("best") is None
     named = "A worker was ended by SIGSEGV while it loaded dataset["

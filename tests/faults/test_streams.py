@@ -28,11 +28,10 @@ def test_a_closed_stream_is_the_null_device(redirected: str) -> None:
     assert ended("doctor", redirected).returncode == 0
 
 
-def test_output_that_cannot_be_written_is_an_error_and_a_reader_that_went_away_is_none() -> None:
+def test_output_that_cannot_be_written_is_an_error() -> None:
     full = ended("doctor --json", ">/dev/full")
     assert (full.returncode, full.stderr.count("\n")) == (2, 1)
     assert "No space left" in full.stderr
-    assert ended("export tests/golden --format json", "| true; exit ${PIPESTATUS[0]}").returncode in (0, 141)
 
 
 def test_names_in_a_stored_result_do_not_reach_the_terminal_as_control_characters(tmp_path: Path) -> None:

@@ -4,15 +4,14 @@ import functools
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from training_rig import TESTS, Windows, fault, training_on, trial
+from cli_rig import until
+from training_rig import Windows, fault, training_on, trial
 
 from loadtune.errors import OutOfTimeError, TrainingError
 from loadtune.host.memory import Ram, read_oom_kills
@@ -20,11 +19,10 @@ from loadtune.host.processes import RamGuard, anonymous_bytes, tree_bytes
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
+from loadtune.stream.shm_cleanup import group_members
 from loadtune.training import client
 from loadtune.training.process import LEFT_OUT, MAX_BYTES
 
-# How long a process that was killed may take to be gone: far above any scheduler's delay.
-GONE_S = 10.0
 ENDLESS = 10**9
 MIB = 1 << 20
 # What a SIGKILL means that the kernel did not send: where nothing counts the kernel's own, it is taken for one.
@@ -60,29 +58,8 @@ def failure_of(training, words, num_workers, enough=ENDLESS):
     return failure
 
 
-def group_of(leader):
-    """Processes of that group that still run; a zombie does not."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
 def segments_of(pids):
     return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
-
-
-def until(condition, timeout_s=GONE_S):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_a_first_sample_that_hangs_is_named(tmp_path, monkeypatch):
@@ -115,12 +92,6 @@ def test_a_sample_that_ends_its_worker_is_named(training, what, how):
     assert failure.message.startswith(f"A worker {how} while it loaded dataset[41] (in a batch of 8: ")
 
 
-def test_a_worker_that_is_killed_is_told_apart(training):
-    failure = failure_of(training, "kill worker any", num_workers=2, enough=1)
-    assert (failure.kind, failure.phase) == (KILLED, "first batch")
-    assert isinstance(training.time_training(trial(), 0.05, Windows(enough=1)), TrainingRun)
-
-
 def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
     impatient.start()
     leader = impatient.pid
@@ -132,7 +103,7 @@ def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
     assert failure.message.endswith("in a worker; the training process was ended.")
     assert "training_workloads.py" in failure.log_tail, "where in the user's code it hung"
     assert "next_batch" in failure.log_tail, "and where the training process waited"
-    assert until(lambda: not group_of(leader))
+    assert until(lambda: not group_members(leader))
 
 
 def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
@@ -165,20 +136,6 @@ def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(training):
     assert "refused" in failure.message
 
 
-def test_ctrl_c_while_waiting_leaves_nothing(training):
-    def interrupt():
-        until(lambda: training.pid is not None)
-        leaders.append(training.pid)
-        time.sleep(0.5)
-        signal.raise_signal(signal.SIGINT)
-
-    leaders = []
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        tried(training, 6)
-    assert not group_of(leaders[0])
-
-
 def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(training, monkeypatch):
     def end_it(reached):
         until(reached.exists, 120.0)
@@ -201,7 +158,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
     workers, given_up = set(), []
 
     def watch(window):
-        workers.update(set(group_of(training.pid)) - {training.pid})
+        workers.update(group_members(training.pid) - {training.pid})
         assert segments_of(workers), "nothing to take away: the test tests nothing"
         return False
 
@@ -258,40 +215,6 @@ def test_a_bench_that_never_starts_is_an_error_with_its_log(tmp_path):
             training.describe()
         assert training.pid is None
     assert "Fatal Python error" in str(raised.value)
-
-
-CONTROLLER = """
-import pathlib, sys
-from training_rig import training_on, fault, trial
-
-def watch(window):
-    print(training.pid, flush=True)
-    return True
-
-with training_on(pathlib.Path(sys.argv[1]), "Misbehaves", fresh=True) as training, fault("litter worker any"):
-    training.time_training(trial(num_workers=2), 0.05, watch)
-"""
-
-
-@needs_shm
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a group's members are found in /proc")
-def test_a_killed_controller_takes_the_bench_its_workers_and_their_files_along(short_tmp, tmp_path):
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    with subprocess.Popen(
-        [sys.executable, "-c", CONTROLLER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(short_tmp)},
-    ) as controller:
-        leader = int(controller.stdout.readline())
-        group = group_of(leader)
-        assert len(group) == 3, "the training and two workers"
-        assert segments_of(group), "nothing to take away: the test tests nothing"
-        assert list(short_tmp.rglob("pymp-*")), "nothing to take away: the test tests nothing"
-        controller.kill()
-    assert until(lambda: not group_of(leader))
-    assert until(lambda: not segments_of(group))
-    assert until(lambda: list(short_tmp.iterdir()) == [])
 
 
 def test_a_training_process_that_is_killed_is_not_out_of_memory_and_leaves_no_temporary_file(short_tmp, tmp_path):

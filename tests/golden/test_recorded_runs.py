@@ -9,8 +9,8 @@ from loadtune.final.winner import Verdict, finalists
 from loadtune.report.terminal_answer import terminal_answer
 
 ROOT = Path(__file__).parents[2]
-RUNS = sorted((ROOT / "benchmarks" / "results").glob("*-h200/*/result.json"))
-README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h200" / "jpeg" / "result.json"
+RUNS = sorted((ROOT / "benchmarks" / "results").glob("*-h?00/*/result.json"))
+README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h100" / "train" / "result.json"
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)

@@ -32,15 +32,7 @@ class Plant:
     loader: LoaderConfig
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The trial, and what was made of it."""
-
-    run: Measurement
-    bottleneck: Bottleneck
-
-
-def judged(plant: Plant, device: Device, folder: Path) -> Judged:
+def judged(plant: Plant, device: Device, folder: Path) -> Bottleneck:
     """Time the planted configuration, one with half of its workers, and the step without a loader."""
     spec = WorkloadSpec(dataset=f"planted_workloads:{plant.dataset}", model=f"planted_workloads:{plant.model}")
     config = TrialConfig(loader=plant.loader, recipe=Recipe())
@@ -61,7 +53,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
             measured.append((each, outcome))
         job = job_of(facts, host, device, {"fp32": config.recipe}, [point])
         num_workers = (0, half.loader.num_workers, config.loader.num_workers)
-        return Judged(outcome, bottleneck(job, measured, Finalist(config=config, runs=(outcome,)), num_workers))
+        return bottleneck(job, measured, Finalist(config=config, runs=(outcome,)), num_workers)
 
 
 FOUR = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
@@ -80,7 +72,7 @@ PAGEABLE = LoaderConfig(batch_size=64, num_workers=8)
 )
 def test_what_was_planted_is_named(plant: Plant, resource: str, part: str, tmp_path: Path) -> None:
     found = judged(plant, choose_device(read_host(), "cuda"), tmp_path)
-    first = found.bottleneck.limits[0]
-    print(f"\n{plant.dataset} {plant.model}: {found.run.samples_per_s:.0f}/s, {found.bottleneck}")
+    first = found.limits[0]
+    print(f"\n{plant.dataset} {plant.model}: {found}")
     assert first.resource == resource
     assert max(first.shares, key=first.shares.__getitem__) == part

@@ -42,16 +42,6 @@ def runs_of(check: Check) -> tuple[Measurement, ...]:
     return check.result.finalists[0].runs
 
 
-def test_an_unchanged_machine_holds(stored: TuningResult) -> None:
-    check = checked(stored, FakeTraining(seed=7))
-    assert check.outcome == "held", check.reason
-    assert len(runs_of(check)) >= 3
-    assert check.result is not None
-    assert check.result.seconds < 60.0
-    assert check.comparison is not None
-    assert check.comparison.changes == ()
-
-
 def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path: Path) -> None:
     """Workers that start in each epoch make an epoch of few samples far slower than training is meanwhile."""
     facts = dataclasses.replace(fake_facts(Surface()), dataset_length=3000)

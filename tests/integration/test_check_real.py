@@ -45,11 +45,8 @@ def claiming(rate, folder):
 
 def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_thread):
     true, doubled = claiming(PACE_PER_S, tmp_path / "true"), claiming(2 * PACE_PER_S, tmp_path / "doubled")
-    command = Command(tmp_path / "run", "compare", true, "--measure", "--tolerance", "50%")
-    try:
+    with Command(tmp_path / "run", "compare", true, "--measure", "--tolerance", "50%") as command:
         held = command.end()
-    finally:
-        command.kill()
     assert held.code == 0, held.stdout + held.stderr
     assert "Held" in held.stdout
     assert held.stderr.count("of the baseline's samples/s") >= 3

@@ -2,16 +2,15 @@
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch._dynamo.utils import counters
-from training_rig import Windows, training_on, trial
+from training_rig import training_on
 
 from loadtune.records.config import Recipe
-from loadtune.records.measurement import ComputePoint, TrainingRun
+from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import BatchTry
 from loadtune.stream.shm_cleanup import group_members
 from loadtune.training import TrainingClient
@@ -37,13 +36,6 @@ def test_a_size_is_compiled_once_and_before_it_is_timed(training: TrainingClient
     assert first.compile_s > 10 * max(window.seconds / window.num_steps for window in first.windows)
     assert again.compile_s == 0.0
     assert plain.compile_s is None
-
-
-def test_a_trial_at_a_new_size_compiles_before_its_loader_begins(training: TrainingClient) -> None:
-    run = training.time_training(replace(trial(batch_size=6, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
-    assert isinstance(run, TrainingRun), run
-    known = training.time_compute(COMPILED, 6, 0.05)
-    assert known.compile_s == 0.0, "the trial had it compiled"
 
 
 def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(training: TrainingClient) -> None:

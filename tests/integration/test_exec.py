@@ -61,6 +61,19 @@ def test_signals_reach_the_script(number, handled):
         assert process.wait(60) == (9 if handled else -number)
 
 
+def test_a_script_whose_launcher_was_killed_goes_on_and_tidies_up(tmp_path):
+    command = [*EXEC, "--freeze", "Nobody", "--", *JOB]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not list(tmp_path.glob("loadtune-*/hooked")):
+            assert process.poll() is None
+        process.kill()
+        said = process.stderr.read()  # until the script has ended, too
+    assert "blocked in next()" in said, "it says itself what was found"
+    assert list(tmp_path.glob("loadtune-*")) == []
+
+
 def test_a_training_is_tuned_and_its_switches_can_be_repeated(tmp_path):
     plain = subprocess.run(JOB, capture_output=True, text=True, check=True, timeout=120).stdout.split()
     first = run(*JOB, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))

@@ -67,8 +67,7 @@ def has_acted(found):
 
 @pytest.mark.parametrize(
     ("job", "package"),
-    [("plain", "torch"), ("no_workers", "torch"), ("infinite", "torch"), ("raises", "torch"),
-     ("lightning_persistent", "lightning"), ("lightning", "lightning"), ("accelerate", "accelerate"),
+    [("plain", "torch"), ("no_workers", "torch"), ("infinite", "torch"), ("lightning_persistent", "lightning"),
      ("accelerate_dispatch", "accelerate"), ("trainer", "transformers")],
 )  # fmt: skip
 def test_a_loop_that_waits_gets_workers(job, package, tuned):
@@ -89,13 +88,11 @@ def test_several_epochs_and_loaders(job, num_loaders, tuned):
     assert not any(each.reason and "failed" in each.reason for each in accounts)
 
 
-@pytest.mark.parametrize(
-    ("job", "reason"), [("zip_file", "open file"), ("handle", "open file"), ("stage", "changes"), ("killed", "failed")]
-)
+@pytest.mark.parametrize(("job", "reason"), [("zip_file", "open file"), ("handle", "open file"), ("stage", "changes")])
 def test_what_workers_would_break_is_left_alone(job, reason, tuned):
     (found,) = as_without(job, tuned)
     assert found.num_workers == found.own_workers
-    assert found.state == "left alone" or (job in ("stage", "killed") and found.state in ("watching", "starting"))
+    assert found.state == "left alone" or (job == "stage" and found.state in ("watching", "starting"))
     assert found.state != "left alone" or reason in found.reason
 
 
@@ -137,7 +134,7 @@ def test_random_samples(kind, num_workers, exact, acts, said, tuned, capsys):
     (found,) = accounts()
     assert has_acted(found) == acts
     assert acts or "random" in found.reason
-    assert capsys.readouterr().err.count("samples are random: ") == said
+    assert capsys.readouterr().err.count("random augmentation draws ") == said
 
 
 class Stream(IterableDataset):

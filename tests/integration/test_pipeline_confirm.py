@@ -16,6 +16,7 @@ from loadtune.records.measurement import ComputePoint, Measurement, TrainingRun,
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.page.write import page_view
+from loadtune.report.store import LOG_FILE
 from loadtune.seams import Listener, Watch
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -263,6 +264,7 @@ def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) ->
     training, listen = ends(lambda asked: asked.count(asked[-1]) == 3, STUCK, between_runs=0.2)
     result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=600.0), listener=listen)
     assert STUCK in (result.cut_short or "")
+    assert result.cut_short.endswith(f"The stacks are at the end of {tmp_path / LOG_FILE}")
     assert result.best.half_width_fraction is not None
     assert result.bottleneck is not None
     assert "fewer runs than planned" in (page_view(result)["warning"] or "")

@@ -120,14 +120,3 @@ def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
     result = tune_fake(training, tmp_path)
     assert max(read_run(tmp_path).batch_sizes) <= 100
     assert any("an epoch would have fewer than 10 steps" in note for note in result.notes)
-
-
-def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried(tmp_path: Path) -> None:
-    """On a CPU, with small samples that wait rather than compute."""
-    surface, config = SameStep(step_s=0.5, sample_s=0.1), TuneConfig(time_budget_s=120.0)
-    few = replace(fake_facts(surface), precisions=("fp32",), sample_bytes=4096, sample_cpu_s=0.001)
-    host, device = fake_host(num_usable_cores=2, num_gpus=0), Device(kind="cpu", name="Fake CPU")
-    result = tune_fake(FakeTraining(surface, facts=few), tmp_path, config, host=host, device=device)
-    largest = max(trial.config.batch_size for trial in result.trials)
-    assert largest < min(ceiling.safe_batch_size for ceiling in result.ceilings), "they would have been proposed"
-    assert all(trial.measurement is not None for trial in result.trials)

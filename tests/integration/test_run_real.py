@@ -1,11 +1,10 @@
-"""The command as a user runs it: real processes, a real dataset and model, on the CPU; and what ends it early."""
+"""The command as a user runs it: real processes, a real dataset and model, on the CPU."""
 
 import json
 
 import pytest
 import training_workloads
 from cli_rig import Command, files_below
-from torch.utils.data import DataLoader
 
 import loadtune
 
@@ -63,20 +62,3 @@ def test_every_run_is_told_with_the_workers_it_had(finished):
     assert all(telemetry.timeline for _, telemetry in runs)
     seen = {bool(num_workers) for num_workers, telemetry in runs if telemetry.workers_cpu_cores is not None}
     assert seen == ({True} if any(num_workers for num_workers, _ in runs) else set())
-
-
-@pytest.mark.parametrize("keep_batch_size", [False, True])
-def test_a_dataloader_takes_the_answer(finished, keep_batch_size):
-    kwargs = loadtune.best_loader_kwargs(finished[1].parent, keep_batch_size=keep_batch_size)
-    inputs, targets = next(iter(DataLoader(training_workloads.Images(), shuffle=True, drop_last=True, **kwargs)))
-    assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)
-    assert len(targets) == kwargs["batch_size"]
-
-
-def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):
-    words = ("--dataset", "training_workloads:slow_to_build", "--model", "training_workloads:Linear")
-    with Command(tmp_path, *RUN, *words, "--time-budget", "5") as command:
-        ended = command.end()
-    assert ended.code == 2, ended.stderr
-    assert "The time budget of 5.0 s ended before anything was measured" in ended.stderr
-    assert ended.left_behind == []

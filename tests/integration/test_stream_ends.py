@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from cli_rig import until
 from switching_rig import Switching
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -51,13 +52,6 @@ def slow_among_three(worker_id):
 
 
 # What tests share
-
-
-def until(condition, limit_s=LIMIT_S):
-    deadline = time.monotonic() + limit_s
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return met
 
 
 def is_alive(pid):
@@ -124,14 +118,6 @@ def run_script(folder, start_method, state, end):
         read(iterator, [], lambda: switching.withdrawn)
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     (folder / "children").write_text(json.dumps(children))
-    if end == "in a global":
-        globals()["kept"] = iterator
-        next(iterator)
-        return
-    if end == "exit":
-        sys.exit(3)
-    if end == "raise":
-        raise LookupError("the script's own")
     if end == "interrupt":
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         for _ in iterator:
@@ -158,15 +144,9 @@ def run_fork(folder):
     assert not switching.withdrawn
 
 
-ENDS = {
-    "end": (0, ""),
-    "in a global": (0, ""),
-    "exit": (3, ""),
-    "raise": (1, "LookupError: the script's own"),
-    "interrupt": (-signal.SIGINT, "KeyboardInterrupt"),
-}
-CASES = [("fork", "switched", end) for end in ENDS]
-CASES += [("fork", state, end) for state in ("pending", "persistent") for end in ("end", "interrupt")]
+ENDS = {"end": (0, ""), "interrupt": (-signal.SIGINT, "KeyboardInterrupt")}
+"""Others: in `test_modes.py`."""
+CASES = [("fork", state, end) for state in ("switched", "pending", "persistent") for end in ENDS]
 CASES += [(method, "pending", "interrupt") for method in ("forkserver", "spawn")]
 RUNS = {" ".join(case): (run_script, *case) for case in CASES}
 RUNS |= {"withdrawn": (run_script, "fork", "withdrawn", "end"), "forked": (run_fork,)}
@@ -241,7 +221,7 @@ def others():
     before = living_children()
     yield before
     gc.collect()
-    assert until(lambda: set(living_children()) <= set(before))
+    assert until(lambda: set(living_children()) <= set(before), LIMIT_S)
 
 
 def workers(others):
@@ -262,7 +242,7 @@ def test_break_ends_the_workers_unless_they_are_persistent_as_in_torch(others, p
                 break
             assert set(workers(others)) == set(mine)
             loader._iterator = None
-        assert until(lambda: workers(others) == [])
+        assert until(lambda: workers(others) == [], LIMIT_S)
         assert segments(mine) == []
 
 
@@ -273,7 +253,7 @@ def test_workers_that_are_starting_end_with_the_iterator(others):
     read(iterator, [], switching.took_over)
     switching.switch(1)
     del iterator
-    assert until(lambda: workers(others) == [])
+    assert until(lambda: workers(others) == [], LIMIT_S)
 
 
 # Killed workers
@@ -307,7 +287,7 @@ def test_the_death_of_a_worker_of_the_caller_is_raised_as_in_torch(others, switc
     for num_workers in switches:
         switching.switch(num_workers)
         read(iterator, [], switching.took_over, step_s=0.0)
-    assert until(lambda: len(workers(others)) == 1)
+    assert until(lambda: len(workers(others)) == 1, LIMIT_S)
     victim = workers(others)[0]
     with pytest.raises(RuntimeError, match=f"DataLoader worker .pid {victim}. is killed by signal"):  # noqa: PT012
         os.kill(victim, signal.SIGKILL)
@@ -321,7 +301,7 @@ def test_the_death_of_a_worker_of_the_caller_is_raised_as_in_torch(others, switc
 def usage(others):
     process = psutil.Process()
     gc.collect()
-    assert until(lambda: not any(thread.name == "loadtune-end-workers" for thread in threading.enumerate()))
+    assert until(lambda: not any(thread.name == "loadtune-end-workers" for thread in threading.enumerate()), LIMIT_S)
     return {
         "descriptors": process.num_fds(),
         "threads": process.num_threads(),

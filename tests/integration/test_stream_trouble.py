@@ -1,6 +1,8 @@
 """Errors that are nobody's but the sampler's, the loop's or another loader's; and what goes on after them."""
 
+import signal
 import time
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -105,6 +107,38 @@ def test_the_death_of_another_loaders_worker_withdraws_nothing(monkeypatch):
         with pytest.raises(RuntimeError, match="pid 7"):
             next(batches)
     next(batches)
+    assert switching.withdrawn == []
+    switching.close()
+
+
+class Handler:
+    def __call__(self, *_):
+        raise TimeoutError("of the user's handler")
+
+
+@pytest.mark.parametrize("handler", [Handler(), partial(Handler.__call__, Handler())], ids=["object", "partial"])
+def test_what_a_handler_raises_as_workers_end_reaches_the_loop(handler):
+    switching = Switching(DataLoader(Numbers(10_000, 0.002), 1))
+    batches = iter(switching)
+    switching.switch(1)
+    while not switching.took_over():
+        next(batches)
+
+    def get(timeout):
+        for worker in batches.delivering()._workers:
+            worker.kill()
+            worker.join()
+        signal.raise_signal(signal.SIGUSR1)
+
+    batches.delivering()._data_queue.get = get
+    before = [(number, signal.signal(number, act)) for number, act in ((signal.SIGUSR1, handler), (signal.SIGCHLD, 0))]
+    try:
+        with pytest.raises(RuntimeError, match="exited unexpectedly") as found:
+            next(batches)
+    finally:
+        for number, act in before:
+            signal.signal(number, act)
+    assert isinstance(found.value.__cause__, TimeoutError), "as torch itself tells it"
     assert switching.withdrawn == []
     switching.close()
 

@@ -70,7 +70,6 @@ def made_loader(job):
     }[job["order"]]()
     if job["num_workers"]:
         order |= {"persistent_workers": job["persistent"], "prefetch_factor": job["prefetch_factor"]}
-        order |= {"multiprocessing_context": job["method"]}
     return DataLoader(data, num_workers=job["num_workers"], generator=generator, **order), generator
 
 
@@ -117,7 +116,6 @@ JOBS = st.fixed_dictionaries(
         "num_workers": st.sampled_from([0, 0, 1, 2]),
         "prefetch_factor": st.integers(1, 3),
         "persistent": st.booleans(),
-        "method": st.just("fork"),
         "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
         "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
         "switches": st.dictionaries(STEPS, st.integers(0, 3), max_size=4),
@@ -125,7 +123,7 @@ JOBS = st.fixed_dictionaries(
 ).map(without_what_depends_on_workers_in_torch)
 JOB = {
     "generator": False, "order": "shuffle", "num_workers": 2, "prefetch_factor": 2, "persistent": False,
-    "method": "fork", "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): 3},
+    "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): 3},
 }  # fmt: skip
 
 
@@ -173,13 +171,6 @@ def both_see(job, way):
 @example(JOB | {"epochs": [5, WHOLE], "order": "batch_sampler", "switches": {(0, 5): 3}})
 def test_a_loop_sees_what_it_would_see_without_switches(way, job):
     seen, expected = both_see(job, way)
-    assert seen == expected
-
-
-@pytest.mark.parametrize(("method", "num_epochs"), [("forkserver", 2), ("spawn", 1)])
-def test_other_start_methods(method, num_epochs):
-    job = JOB | {"num_workers": 1, "method": method, "persistent": num_epochs > 1, "generator": True}
-    seen, expected = both_see(job | {"switches": {(0, 3): 2, (1, 2): 1}, "epochs": [WHOLE] * num_epochs}, "switched")
     assert seen == expected
 
 

@@ -1,4 +1,4 @@
-"""A loader with the winner's settings loads the same samples in the same order."""
+"""A loader with the winner's settings, and all else as it was; that its samples are the same: `test_loaders.py`."""
 
 import dataclasses
 import warnings
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 import loadtune
 from loadtune import UsageError
@@ -26,28 +26,6 @@ class Numbers(Dataset[int]):
         return index
 
 
-class Stream(IterableDataset[int]):
-    """Shared out among workers."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(first, 24, step))
-
-
-class Growing(BatchSampler):
-    """Batches of 1, 2, 3 … samples."""
-
-    def __init__(self):
-        pass
-
-    def __iter__(self):
-        return iter([list(range(at * (at + 1) // 2, (at + 1) * (at + 2) // 2)) for at in range(5)])
-
-    def __len__(self):
-        return 5
-
-
 def collate(samples):
     return torch.tensor(samples)
 
@@ -65,28 +43,6 @@ def won(loader: LoaderConfig) -> TuningResult:
 
 def settings(num_workers: int, batch_size: int = 4) -> LoaderConfig:
     return LoaderConfig(batch_size=batch_size, num_workers=num_workers, prefetch_factor=3)
-
-
-def drawn(loader) -> list[int]:
-    return [int(each) for batch in loader for each in batch]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["seeded", "batch_sampler", "stream"])
-def test_the_same_samples_come_in_the_same_order(kind: str, num_workers: int) -> None:
-    def made() -> "DataLoader[int]":
-        if kind == "seeded":
-            return DataLoader(Numbers(), 8, shuffle=True, generator=torch.Generator().manual_seed(3))
-        if kind == "batch_sampler":
-            return DataLoader(Numbers(), batch_sampler=Growing())
-        return DataLoader(Stream(), 8)
-
-    found = drawn(won(settings(num_workers)).apply(made()))
-    in_order = drawn(made())
-    if kind == "stream" and num_workers == 2:  # each worker has a half, batch by batch
-        assert sorted(found) == in_order
-    else:
-        assert found == in_order
 
 
 def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:

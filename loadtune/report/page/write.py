@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.errors import ResultError
+from loadtune.records.config import TrialConfig
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.export import loader_code, step_code
 from loadtune.report.machine import banner, holders_text
@@ -118,7 +119,7 @@ def page_view(result: TuningResult) -> dict[str, Any]:
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         "warning": warning(result),
         "headline": headline,
-        "tiles": () if best is None else _tiles(best),
+        "tiles": () if best is None else _tiles(best, result.yours),
         "confirmed": best_and_baseline(result),
         "sections": [Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
         "code": () if best is None else _code(result, best),
@@ -130,11 +131,13 @@ def page_view(result: TuningResult) -> dict[str, Any]:
     }
 
 
-def _tiles(best: Winner) -> tuple[tuple[str, str, str], ...]:
+def _tiles(best: Winner, yours: TrialConfig | None) -> tuple[tuple[str, str, str], ...]:
     """Large figures of the answer: name, value, detail."""
     half, gain = best.half_width_fraction, best.speedup
     speedup, detail = "not known", "the baseline was not measured"
-    if gain is not None:
+    if best.config == yours:
+        speedup, detail = "–", "your settings are the answer"
+    elif gain is not None:
         speedup, detail = "no difference" if gain.holds(1.0) else ratio_text(gain.value), "too few runs to be sure"
         if gain.half_width is not None:
             detail = f"{ratio_text(gain.low)} to {ratio_text(gain.high)} (99%)"

@@ -106,6 +106,16 @@ def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate", "keeps", "wins"), [(1040.0, True, "fp32"), (1040.0, False, "fp16"), (1500.0, True, "fp16")]
+)
+def test_another_precision_than_the_named_one_is_proven_faster(rate: float, keeps: bool, wins: str) -> None:
+    half = replace(config(512, 16), recipe=Recipe(precision="fp16"))
+    rates = {half: (rate, 1.02 * rate), config(512, 16): (1000.0, 1030.0), YOURS: (300.0, 305.0)}
+    found = finalists([(what, measured(each)) for what, own in rates.items() for each in own])
+    assert Verdict(found, YOURS, keeps).winner().config.precision == wins
+
+
+@pytest.mark.parametrize(
     ("rates", "decided"),
     [
         ({8: (1000.0, 1010.0, 1005.0), 0: (100.0, 101.0, 102.0)}, True),

@@ -1,8 +1,6 @@
 """``loadtune memory``: what it prints, that it fits a terminal, and how it refuses."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,12 +127,3 @@ def test_a_script_is_followed_without_the_options_of_a_step(tmp_path: Path) -> N
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["lines"] is not None
     assert "said" in ended.stderr
-
-
-def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log() -> None:
-    words = ["--dataset", "training_workloads:Scalars", *BLOCKS[2:], "--device", "cpu"]
-    command = [sys.executable, "-m", "loadtune", "memory", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=TESTS)
-    assert done.returncode == 2
-    assert "does not train on a batch" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -78,11 +78,12 @@ def test_the_versions_of_torch_and_cuda_are_read_from_text(text, versions):
     assert parse_torch_versions(text) == versions
 
 
-def test_importing_and_reading_the_host_imports_no_torch():
+def test_reading_the_host_and_the_client_of_a_training_import_no_torch():
     code = (
         "import sys, loadtune.host as host\n"
         "early = {'torch', 'optuna', 'pynvml', 'psutil'} & set(sys.modules)\n"
         "host.read_host()\n"
+        "import loadtune.training.client\n"
         "print(sorted(early | ({'torch', 'optuna'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -40,6 +40,14 @@ def test_a_validation_between_two_steps_is_no_step():
     assert reading([(0.02, 30.0, 0), *usual[:23]]) is None, "it waits for more steps to tell a gap from the loop"
 
 
+def test_a_queue_that_shrinks_is_not_told_as_throughput():
+    steps = [(0.0, 0.01, 12 - number) for number in range(12)] + [(0.09, 0.01, 0)] * 12
+    found = reading(steps, 6)
+    assert found.total_s == pytest.approx((12 * 0.01 + 12 * 0.1) / 24)
+    assert found.sustained_s == pytest.approx((12 * 0.01 + 12 * 0.1) / 12)
+    assert reading([(0.09, 0.01, 0)] * 24).sustained_s == pytest.approx(0.1)
+
+
 def test_enough_steps_span_three_turns_of_all_workers():
     assert not is_enough(reading([(0.1, 0.1, 0)] * 24, 10), 10)
     assert is_enough(reading([(0.1, 0.1, 0)] * 32, 10), 10)

@@ -67,3 +67,13 @@ def test_a_terminal_gets_both_line_and_message(monkeypatch: pytest.MonkeyPatch) 
     assert "a finding" in found
     assert "searching 1" in found
     assert found.index("\x1b[?25l") < found.rindex("\x1b[?25h")  # the cursor comes back
+
+
+class Unread(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_went_away_ends_no_process() -> None:
+    with pytest.raises(BrokenPipeError):  # which the run notes, and goes on
+        shown(Progress(stage="study", left_s=9.0), stream=Unread())

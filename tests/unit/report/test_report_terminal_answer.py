@@ -26,7 +26,7 @@ def won(result: TuningResult, config: TrialConfig, **figures: object) -> TuningR
 
 def gains(result: TuningResult) -> str:
     text = " ".join(terminal_answer(result, PAGE))
-    return text.partition("The gain in steps: ")[2].partition(".  ")[0].partition(". ")[0]
+    return text.partition("Gain in epoch time: ")[2].partition(".  ")[0].partition(". ")[0]
 
 
 def test_without_a_batch_size_of_theirs_the_best_is_the_headline() -> None:

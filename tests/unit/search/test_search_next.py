@@ -1,4 +1,4 @@
-"""What is tried next, over planted rates: the model proposes, what cannot run is left out, and it ends."""
+"""What is tried next, over planted rates: the model proposes, what cannot run is left out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,17 +42,6 @@ def run(found: Search, most: int = 40) -> list[Trial]:
     return trials
 
 
-def test_it_begins_with_the_baseline_and_ends_near_the_best_long_before_all_was_tried() -> None:
-    found = Search(job=JOB, space=SPACE, yours=BASELINE)
-    trials = run(found)
-    assert [trial.origin for trial in trials[:2]] == ["yours", "search"]
-    assert trials[0].config == BASELINE
-    assert found.ended == "no other configuration is likely to be faster"
-    assert len(trials) < len(list(SPACE.modelled())) / 2
-    assert SURFACE.training_rate(found.ranked()[0]) >= 0.97 * max(map(SURFACE.training_rate, SPACE.modelled()))
-    assert all(trial.predicted is not None for trial in trials[1:])
-
-
 def test_what_cannot_run_is_not_proposed_not_even_the_baseline() -> None:
     def feasible(configs: Sequence[TrialConfig]) -> Sequence[TrialConfig]:
         return [each for each in configs if each.loader.num_workers > 2 and each.batch_size < 256]
@@ -64,7 +53,9 @@ def test_what_cannot_run_is_not_proposed_not_even_the_baseline() -> None:
 
 def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_tried() -> None:
     sizes = tuple(64 * step for step in range(1, 30)) + tuple(20_000 * step for step in range(1, 30))
-    space = replace(SPACE, batch_sizes=sizes, num_workers=(0, *range(1, 30)), ceilings={"fp32": sizes[-1]})
+    space = replace(
+        SPACE, batch_sizes=sizes, pin_memory=(False,), num_workers=(0, *range(1, 30)), ceilings={"fp32": sizes[-1]}
+    )
     step_of = tuple((float(size), 0.15 / size) for size in (64, sizes[-1]))
     job = replace(JOB, sample_s=0.006, sample_cpu_s=0.0001, on_gpu=False, compute={"fp32": step_of})
     baseline = TrialConfig(loader=LoaderConfig(batch_size=64), recipe=Recipe())

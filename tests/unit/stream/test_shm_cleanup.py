@@ -2,9 +2,11 @@
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from loadtune.stream.shm_cleanup import group_members, remove_segments
+from loadtune.stream.shm_cleanup import group_members, kill_group, remove_segments
 
 
 def process(proc: Path, pid: int, state: str, group: int) -> None:
@@ -34,3 +36,27 @@ def test_only_the_dead_lose_their_segments(tmp_path: Path) -> None:
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         remove_segments([dead, alive], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[2:], used.name])
+
+
+HOLDER = """
+import multiprocessing, time
+held = multiprocessing.get_context("spawn").Semaphore()
+print(held._semlock.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_semaphores_of_a_killed_group_are_unlinked() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as holder:
+        assert holder.stdout is not None
+        semaphore = Path("/dev/shm") / f"sem.{holder.stdout.readline().strip().removeprefix('/')}"
+        assert semaphore.exists()
+        kill_group(holder.pid)
+        assert not semaphore.exists()
+    assert group_members(holder.pid) == set(), "the tracker has ended, too"

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections import Counter, UserDict
+from collections import UserDict
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from loop_rig import LINE
-from remedy_rig import Table, job_with
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -301,14 +300,3 @@ def test_the_order_is_the_samplers() -> None:
     assert again == [[1], [2, 3], [1]]
     shuffled = drawn(DataLoader(rows(10), 5, sampler=RandomSampler(rows(10))), 2, batch_size=5)
     assert sorted(itertools.chain(*shuffled)) == list(range(10))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_fetched_with_one_call_are_full_and_have_each_sample_once_an_epoch(num_workers: int) -> None:
-    job = job_with(workload_of(Table(num=24)), "batched_fetch")
-    with closing(EndlessLoader(job, LoaderConfig(batch_size=4, num_workers=num_workers))) as loader:
-        batches = [loader.next_batch() for _ in range(18)]
-    assert all(inputs.shape == (4, 3) and targets.shape == (4,) for inputs, targets in batches)
-    numbers = [int(row) // 3 for inputs, _ in batches for row in inputs[:, 0]]
-    assert Counter(numbers) == dict.fromkeys(range(24), 3)
-    assert all(torch.equal(targets, inputs[:, 0].long() // 3 % 3) for inputs, targets in batches)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loop_rig import LINE
+from loop_rig import LINE, SleepingTrainer
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
@@ -23,40 +23,21 @@ from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
 CPU = torch.device("cpu")
 
 
-class FakeTrainer:
-    """As a GPU: a step costs the host nothing, waiting for the device costs all steps that were given to it.
+class FakeTrainer(SleepingTrainer):
+    """As a GPU: a step costs the host nothing, waiting for the device costs all steps that were given to it."""
 
-    Its scaler halves its scale as told by the steps so far.
-    """
-
-    device = CPU
-
-    def __init__(
-        self, step_s: float = 0.0, accumulate: int = 1, halvings: Callable[[int], float] = lambda steps: 0.0
-    ) -> None:
-        self.accumulate, self._step_s, self._halvings = accumulate, step_s, halvings
-        self.now, self.num_steps, self.num_waits, self._pending = 100.0, 0, 0, 0
+    def __init__(self, step_s: float = 0.0, accumulate: int = 1, **given: Any) -> None:
+        super().__init__(step_s=step_s, **given)
+        self.accumulate, self.now, self.num_waits, self._pending = accumulate, 100.0, 0, 0
 
     def step(self, batch: Any) -> None:
         self._pending += 1
         self.num_steps += 1
 
     def synchronize(self) -> None:
-        self.now += self._pending * self._step_s
+        self.now += self._pending * self.step_s
         self._pending = 0
         self.num_waits += 1
-
-    def loss_is_finite(self) -> None:
-        return None
-
-    def num_samples(self, batch: Any) -> int:
-        return len(batch[0])
-
-    def num_halvings(self) -> float:
-        return self._halvings(self.num_steps)
-
-    def num_compiled(self) -> int:
-        return 0
 
 
 @pytest.mark.parametrize(
