@@ -368,7 +368,9 @@ class Tuner:
             reading = replace(reading, step_s=0.0)
         account = self.account
         account.batch_size = int(self.iterator.batch_size() or self.view.batch_size or 1)
-        account.samples_per_s = account.batch_size / reading.sustained_s
+        made, num = self._work(reading), self.steps.num_workers
+        able_s = made.load_s / num if made is not None and num else 0.0  # by the workers' own clocks
+        account.samples_per_s = account.batch_size / max(reading.sustained_s, able_s)
         account.first_samples_per_s = account.first_samples_per_s or account.samples_per_s
         getattr(self, f"_{account.state}")(reading)
 
