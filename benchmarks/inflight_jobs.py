@@ -1,14 +1,22 @@
-"""Training scripts of some seconds, each as somebody would write it: ``python inflight_jobs.py JOB [OPTIONS]``.
+"""Training scripts of some seconds, each as somebody would write it.
+
+    python benchmarks/inflight_jobs.py [JOB ...] [--table] [--steps 1200] [--sample 0.006] [--step 0.010]
 
 A sample sleeps, a step sleeps, and a small model learns, so that a job prints what must be the same with and without
-loadtune: a digest of all losses, of the samples in their order, and of the random state at the end. `inflight.py` times
-these jobs; the tests run short ones.
+loadtune: a digest of all losses and of the samples in their order, the random state at the end; and seconds without
+imports. The tests run short jobs.
+
+``--table``: each job runs once plain and once under `loadtune exec`, each in its own process, for a Markdown table.
+*Same* says whether what they printed is equal but for seconds. *Hook* is the time of the tuner a step, with switches.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -312,18 +320,67 @@ JOBS = {
 }  # fmt: skip
 
 
+HEAD = ("job", "seconds without → with", "workers", "same", "hook µs", "said")
+
+
+def ended(command):
+    """What it printed, and what was said of it. None: it failed."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return None, done.stderr.strip().splitlines()[-1:]
+    return done.stdout.split()[-3:], [line for line in done.stderr.splitlines() if line.startswith("loadtune: ")]
+
+
+def row(job, sizes):
+    command = [sys.executable, __file__, job, *sizes]
+    plain, trouble = ended(command)
+    if plain is None:
+        return job, f"not run: {trouble}"
+    with tempfile.TemporaryDirectory() as folder:
+        tuned, said = ended([sys.executable, "-m", "loadtune", "exec", "--out", folder, "--", *command])
+        if tuned is None:
+            return job, f"{plain[2]} → failed: {said}"
+        loaders = json.loads((Path(folder) / "inflight.json").read_text())["loaders"]
+    workers = "; ".join(" → ".join(map(str, numbers(loader))) for loader in loaders)
+    hook = "; ".join(f"{each['hook_s'] / max(1, each['num_batches']) * 1e6:.0f}" for each in loaders)
+    same = "yes" if plain[:2] == tuned[:2] else "NO"
+    return job, f"{float(plain[2]):.0f} → {float(tuned[2]):.0f}", workers, same, hook, (said or [""])[0][10:]
+
+
+def show(*cells):
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def numbers(loader):
+    """Workers one after another, each once."""
+    seen = [loader["own_workers"]]
+    for switch in loader["switches"]:
+        if switch["num_workers"] != seen[-1]:
+            seen.append(switch["num_workers"])
+    return seen
+
+
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("job", choices=JOBS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--sample", type=float, default=0.006, help="seconds")
     parser.add_argument("--step", type=float, default=0.010, help="seconds")
     given = parser.parse_args()
+    jobs = given.jobs or list(JOBS)
+    if given.table:
+        sizes = [f"--{name}={getattr(given, name)}" for name in ("steps", "sample", "step")]
+        show(*HEAD)
+        show(*("---" for _ in HEAD))
+        for job in jobs:
+            show(*row(job, sizes))
+        return
     torch.set_num_threads(1)
-    begun = time.monotonic()
-    run = Training(given)
-    JOBS[given.job](run)
-    print(run.seen.hexdigest()[:16], torch.rand(1).item(), f"{time.monotonic() - begun:.2f}")
+    for job in jobs:
+        begun, run = time.monotonic(), Training(given)
+        JOBS[job](run)
+        print(run.seen.hexdigest()[:16], torch.rand(1).item(), f"{time.monotonic() - begun:.2f}")
 
 
 if __name__ == "__main__":

@@ -87,12 +87,12 @@ class Machine:
     """A training process, its sensor, and the stages of a run before the search."""
 
     def __init__(self, spec: WorkloadSpec, folder: Path, max_batch_size: int | None) -> None:
-        self.host, self.clock = read_host(), MonotonicClock()
+        self.host = read_host()
         self.device = choose_device(self.host, None)
         self.training = TrainingClient(spec, self.device, log_path=folder / "training.log")
         self.sensor = Sampler(self.device, lambda: self.training.pid)
         config = TuneConfig(workload=spec, max_batch_size=max_batch_size)
-        parts = (self.clock, self.training, self.sensor, folder, read_host)
+        parts = (MonotonicClock(), self.training, self.sensor, folder, read_host)
         self.run = Run(config, self.host, self.device, "table", *parts)
 
     def space(self) -> SearchSpace:
@@ -110,8 +110,7 @@ class Machine:
                     yield point
 
     def time(self, config: TrialConfig) -> Measurement | TrialFailure:
-        segment = Segment(config.loader, SEGMENT_S)
-        return run_trial(self.training, self.sensor, self.clock, config, segment)
+        return run_trial(self.run, config, Segment(config.loader, SEGMENT_S))
 
 
 def apart(space: SearchSpace, able: list[TrialConfig], count: int) -> list[TrialConfig]:

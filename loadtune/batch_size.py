@@ -13,7 +13,7 @@ from loadtune.errors import UsageError
 from loadtune.host import choose_device, read_host
 from loadtune.limits.memory import MemoryProbe, verifying_seconds
 from loadtune.objects import Job, is_loader, job_of, pack_job, refuse_recursion
-from loadtune.options import check, check_at_least, one_of, python_names, whole
+from loadtune.options import check, checked, one_of, python_names, whole
 from loadtune.records.config import PRECISIONS, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
@@ -66,7 +66,7 @@ def find_batch_size(
     NothingFitsError where not even the smallest batch trains.
     """
     refuse_recursion("find_batch_size")
-    largest = check_at_least("max_batch_size", max_batch_size, 1)
+    largest = None if max_batch_size is None else checked("max_batch_size", int, max_batch_size, 1)
     names, shape = WorkloadSpec(), _shape(input_shape_or_dataset)
     others: dict[str, Any] = {"loss": loss, "collate": collate, "optimizer": optimizer}
     data = input_shape_or_dataset if shape is None else f"random {'×'.join(map(str, shape))}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from loadtune.errors import UsageError
-from loadtune.options import FLAGS, check, check_at_least, fixed_of, one_of, with_settings
+from loadtune.options import FLAGS, check, checked, fixed_of, one_of, with_settings
 from loadtune.records.config import (
     PRECISIONS,
     LiveObjects,
@@ -159,6 +159,6 @@ def _check_objects(job: Job) -> None:
         if name != "dataset" or is_loader(part) or not readable:
             found = repr(part) if isinstance(part, int | float) else f"of type {type(part).__name__}"
             raise UsageError(f"{name} is {found}; it can be {_ALLOWED[name]}.")
-    check_at_least("accumulate", job.accumulate, 1)
+    checked("accumulate", int, job.accumulate, 1)
     if job.precision is not None:
         one_of("precision", job.precision, PRECISIONS)

@@ -224,11 +224,6 @@ def checked(flag: str, kind: type, value: object, least: float | None, most: flo
     raise UsageError(f"{flag} is {value!r}; it must be {allowed}. Correct it, or leave {flag} out.")
 
 
-def check_at_least(flag: str, value: object, least: int) -> int | None:
-    """The same number. Raises UsageError unless it is None, or a whole number of at least this."""
-    return None if value is None else cast(int, checked(flag, int, value, least))
-
-
 _OF_THE_STEP = ("precision", "memory_format", "compile")
 _RULED_OUT = (
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),

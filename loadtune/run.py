@@ -20,7 +20,7 @@ from loadtune.limits.memory import MemoryProbe
 from loadtune.records.answer import Failed
 from loadtune.records.config import Precision, Recipe, TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, Window
+from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -93,10 +93,7 @@ class Resumable:
 
 @dataclass(slots=True)
 class Run(Resumable):
-    """What a resumed run needs is stored (`Resumable`); the rest goes with this process, or is in the result.
-
-    It is a `Sensor` too: one without which it goes on.
-    """
+    """What a resumed run needs is stored (`Resumable`); the rest goes with this process, or is in the result."""
 
     clock: Clock
     training: Training
@@ -234,6 +231,7 @@ class Run(Resumable):
             return None
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
+        """As `Sensor.between`. None also where that fails: the run goes on without."""
         return self.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s))
 
     def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
@@ -257,9 +255,6 @@ class Run(Resumable):
             expected_s=self.expected_s,
         )
         self.aside("Progress could not be shown", lambda: listener(progress))
-
-    def tell_window(self, window: Window) -> None:
-        self.tell(rate=window.num_samples / window.seconds)
 
     def result(self) -> TuningResult:
         """Everything found until now."""

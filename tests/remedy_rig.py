@@ -16,7 +16,9 @@ from loadtune.changes import REMEDIES, Situation, in_order
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.result import Examined
-from loadtune.workload import Batch, LoaderParts, Workload
+from loadtune.workload.batches import Batch
+from loadtune.workload.build import Workload
+from loadtune.workload.loaders import LoaderParts
 
 CPU = Device(kind="cpu", name="cpu")
 GPU = Device(kind="cuda", name="gpu", uuid="GPU-0")

@@ -18,8 +18,11 @@ from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor
 
-from loadtune.changes.base import NotApplicableError
-from loadtune.workload import Batch, ToRgb, Workload, batch_of, is_pair, owner_of, tensors_of
+from loadtune.changes.remedies import NotApplicableError
+from loadtune.workload.batches import Batch, is_pair, tensors_of
+from loadtune.workload.build import Workload
+from loadtune.workload.datasets import ToRgb
+from loadtune.workload.samples import batch_of, owner_of
 
 
 def small_batch(workload: Workload) -> Batch:

@@ -8,7 +8,7 @@ Out: combinations of them, which are searched and measured as all else is, and w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loadtune.changes import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, in_order, num_examined
+from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, in_order, num_examined
 from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job, Points

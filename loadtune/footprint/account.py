@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loadtune.records.footprint import MemoryLines, block_bytes
-from loadtune.workload import Batch, tensors_of
+from loadtune.workload.batches import Batch, tensors_of
 
 Kind = str
 """A line of the account: a field of `MemoryLines`."""

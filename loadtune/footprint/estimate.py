@@ -26,19 +26,11 @@ from loadtune.errors import WorkloadError
 from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
 from loadtune.records.config import LiveObjects, Precision, WorkloadSpec
 from loadtune.records.footprint import BatchEstimate, LayerFootprint, StepAccount, block_bytes
-from loadtune.workload import (
-    AUTOCAST_DTYPES,
-    Batch,
-    Places,
-    Workload,
-    build_workload,
-    last_line,
-    make_optimizer,
-    sample_shape,
-    small_batch,
-    tensors_of,
-    uncounted_text,
-)
+from loadtune.workload.batches import Batch, Places, sample_shape, tensors_of, uncounted_text
+from loadtune.workload.build import Workload, build_workload
+from loadtune.workload.samples import small_batch
+from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
+from loadtune.workload.user_code import last_line
 
 # What a process holds of the GPU outside the allocator: measured on an H200 with torch 2.11, context and libraries.
 CUDA_CONTEXT_BYTES = 3 * 2**30 // 4

@@ -14,20 +14,11 @@ import sys
 from pathlib import Path
 
 from loadtune.errors import UsageError
-from loadtune.host import cgroup, cpu, gpu, memory
+from loadtune.host import cgroup, cpu, memory
 from loadtune.host.gpu import choose_device, freest_gpu, read_gpus
+from loadtune.host.nvml import NVML
 from loadtune.host.telemetry import MonotonicClock, Sampler, read_telemetry
 from loadtune.records.facts import HostFacts
-
-_VERSIONS = ("__version__", "cuda")
-
-# PyTorch is renaming the first to the second.
-_ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-def read_alloc_conf() -> str | None:
-    """The settings of PyTorch's caching allocator, as the environment gives them. None: it gives none."""
-    return next((os.environ[name] for name in _ALLOC_CONF if os.environ.get(name)), None)
 
 
 def read_host() -> HostFacts:
@@ -43,7 +34,7 @@ def read_host() -> HostFacts:
         python=platform.python_version(),
         torch=torch,
         cuda=cuda,
-        driver=gpu.read_driver(),
+        driver=NVML.value("nvmlSystemGetDriverVersion"),
         cpu_name=cpu.read_cpu_name(),
         num_usable_cores=cpu.read_num_usable_cores(),
         num_listed_cores=os.sysconf("SC_NPROCESSORS_CONF"),  # also those that are offline, as lscpu lists them
@@ -61,6 +52,7 @@ def parse_torch_versions(version_py: str) -> tuple[str | None, str | None]:
 
     None where there is no such line, and of CUDA for a CPU build, which says ``cuda = None``.
     """
-    found = (re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"+]+)", version_py, re.MULTILINE) for name in _VERSIONS)
+    names = ("__version__", "cuda")
+    found = (re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"+]+)", version_py, re.MULTILINE) for name in names)
     torch, cuda = (each and each[1] for each in found)
     return torch, cuda

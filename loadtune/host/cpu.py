@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,35 +35,25 @@ def read_cpu_name(system: Path = Path("/")) -> str | None:
     return " ".join(named[1].split()) if named else platform.machine() or None
 
 
-class CpuUse(Probe):
-    """``num_cores`` cores' worth of CPU time, and what this very process has part in it."""
-
-    figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
-
-    def __init__(self, busy_s: Callable[[], float], num_cores: float) -> None:
-        """``busy_s`` counts seconds, and only grows."""
-        self._busy_s, self._num_cores = busy_s, num_cores
-
-    def look(self) -> Look:
-        busy_s = self._busy_s()
-        return {
-            "cpu_utilization_fraction": Count(busy_s / self._num_cores),
-            BUSY_CORES: Count(busy_s),
-            OWN_CORES: Count(time.process_time()),
-        }
-
-
-def cpu_use(system: Path = Path("/")) -> CpuUse:
-    """The probe with the counter that fits this machine."""
+def cpu_use(system: Path = Path("/")) -> Probe:
+    """CPU time of the usable cores, by the counter that fits this machine, and this process's own part in it."""
     quota, cores = read_cpu_quota(system), read_affinity()
+    busy_s, num_cores = partial(cores_used_s, cores), float(read_num_usable_cores(system))
     if quota is not None:
         # v1: mounted apart from cpu, the account is in the group of the same name.
         apart = [each for each in read_group_folders("cpuacct", system) if each.name == quota.folder.name]
         for folder in (quota.folder, *apart):
             with suppress(KeyError, ValueError):  # the kernel keeps no account there
                 _group_used_s(folder)
-                return CpuUse(partial(_group_used_s, folder), min(quota.cores, len(cores)))
-    return CpuUse(partial(cores_used_s, cores), read_num_usable_cores(system))
+                busy_s, num_cores = partial(_group_used_s, folder), min(quota.cores, len(cores))
+                break
+    figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
+
+    def look() -> Look:
+        used_s = busy_s()
+        return dict(zip(figures, map(Count, (used_s / num_cores, used_s, time.process_time())), strict=True))
+
+    return Probe(figures, look)
 
 
 def cores_used_s(cores: tuple[int, ...]) -> float:

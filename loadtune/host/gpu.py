@@ -42,12 +42,6 @@ def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     return tuple(gpu for gpu in facts if gpu is not None)
 
 
-def read_driver(nvml: Nvml = NVML) -> str | None:
-    """Version of the NVIDIA driver. None: none answers."""
-    version: str | None = nvml.value("nvmlSystemGetDriverVersion")
-    return version
-
-
 def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
     """None: a GPU that cannot be read (fallen off the bus, a MIG name of no instance) cannot be trained on."""
     memory, index = _read_memory(device), device.value("nvmlDeviceGetIndex")
@@ -198,19 +192,13 @@ _GPM_VERSION, _GPM_SM_UTIL = 1, 2
 """NVML_GPM_METRICS_GET_VERSION and NVML_GPM_METRIC_SM_UTIL, which is in percent."""
 
 
-class GpuUse(Probe):
+def gpu_use(device: NvmlDevice) -> Probe:
     """Duty cycle at a moment."""
-
-    figures = ("gpu_utilization_fraction",)
-
-    def __init__(self, device: NvmlDevice) -> None:
-        self._device = device
-
-    def look(self) -> Look:
-        return {"gpu_utilization_fraction": self._device.ask("nvmlDeviceGetUtilizationRates").gpu / 100}
+    figure = "gpu_utilization_fraction"
+    return Probe((figure,), lambda: {figure: device.ask("nvmlDeviceGetUtilizationRates").gpu / 100})
 
 
-class GpuOthers(Probe):
+class GpuOthers:
     """SM share of all processes but our own. Ids of processes mean nothing across a container's border."""
 
     figures = ("gpu_others_sm_fraction",)
@@ -245,7 +233,7 @@ class GpuOthers(Probe):
         return {"gpu_others_sm_fraction": None if is_first else sum(map(fmean, each.values()))}
 
 
-class Gpm(Probe):
+class Gpm:
     """Activity between the last look and this one, by the performance counters."""
 
     figures = ("gpu_sm_activity_fraction",)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram, read_ram
-from loadtune.host.sensing import Count, Look, Probe
+from loadtune.host.sensing import Count, Look
 
 Role = Literal["main", "worker", "other"]
 
@@ -31,7 +31,7 @@ class Used(NamedTuple):
     """Of them, without files and shared memory. Pages that a worker got by its fork are in it, copied or not yet."""
 
 
-class ProcessTree(Probe):
+class ProcessTree:
     """CPU cores and resident memory of the training process and its workers.
 
     Processes that come and go between two looks, such as the decoder that a dataset starts for each sample, are seldom
@@ -60,9 +60,10 @@ class ProcessTree(Probe):
         """psutil's, of this role, as of the last look."""
         return [process for process, its in self._followed if its == role and process in self._last]
 
-    def search(self) -> None:
+    def search(self) -> Look:
         """Look for new workers: that reads every process of the machine, 2 ms at 90 of them."""
         self._followed = roles(_tree(self._root))
+        return {}
 
     def look(self) -> Look:
         pid = self._pid()
@@ -93,19 +94,6 @@ class ProcessTree(Probe):
         self._owed_s = max(0.0, -brief_s) if last.keys() - self._last.keys() else 0.0
         self._training_s += sum(own_s.values()) + max(0.0, brief_s)
         self._workers_s += sum(own_s.get(process, 0.0) for process in self.of("worker"))
-
-
-class ProcessSearch(Probe):
-    """Looks for new workers of a tree now and then."""
-
-    figures = ()
-
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
-
-    def look(self) -> Look:
-        self._tree.search()
-        return {}
 
 
 def _accounts_s(used: Mapping[Any, Used]) -> float:
@@ -149,7 +137,7 @@ def _asked(question: Callable[[], Any]) -> Any:
         return None
 
 
-class Reads(Probe):
+class Reads:
     """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
 
     As a process ends, the kernel adds its account to its parent's. Between the end and the parent's notice of it the

@@ -6,9 +6,9 @@ bends nothing.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,24 +25,24 @@ Look = Mapping[str, Any]
 """Figure → its value since the last look, a `Count`, or None: nothing to say now."""
 
 
-class Probe(ABC):
-    """Looks at one part of the machine. May raise: then its figures are missing, with the error as the reason."""
+@dataclass(slots=True)
+class Probe:
+    """Looks at one part of the machine. Looks that cost more than their share come less often."""
 
     figures: Sequence[str]
-
-    @abstractmethod
-    def look(self) -> Look:
-        """What is to be seen right now."""
-
-    def close(self) -> None:  # noqa: B027  most hold nothing
-        """Give back what the looks took. A look after that begins anew."""
+    look: Callable[[], Look]
+    """What is to be seen right now. May raise: then its figures are missing, with the error as the reason."""
+    every: int = 1
+    """Readings from one look to the next."""
+    close: Callable[[], None] = lambda: None
+    """Gives back what the looks took. A look after that begins anew."""
+    due_s: float = 0.0
+    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
 
 
 BUSY_CORES, OWN_CORES = "busy_cpu_cores", "own_cpu_cores"
 """Cores that are busy with whatever it is, and with this process, which watches."""
-
-_PEAKS = ("training_rss_bytes",)
-"""All other figures are means."""
 
 _KEPT = 7500
 """Readings: ten minutes of them, longer than any span that is asked for, which is one trial."""
@@ -118,7 +118,8 @@ class Record:
         if num_readings == 0:
             return None
         found: dict[str, Any] = {figure: track.means((start_s, end_s))[0] for figure, track in self._tracks.items()}
-        found |= {figure: self._tracks[figure].peak(start_s, end_s) for figure in _PEAKS if figure in self._tracks}
+        if track := self._tracks.get("training_rss_bytes"):
+            found["training_rss_bytes"] = track.peak(start_s, end_s)
         busy, own, training = (found.get(each) for each in (BUSY_CORES, OWN_CORES, "training_cpu_cores"))
         if busy is not None and own is not None and training is not None:
             # Counters of processes and of cores tick apart, so the difference may be a little below 0.

@@ -7,16 +7,14 @@ One daemon thread takes the readings; whatever fails in one leaves a reason behi
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from types import TracebackType
 from typing import Self
 
 from loadtune.host.cpu import cpu_use
-from loadtune.host.gpu import Gpm, GpuOthers, GpuUse
+from loadtune.host.gpu import Gpm, GpuOthers, gpu_use
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.processes import ProcessSearch, ProcessTree, Reads
+from loadtune.host.processes import ProcessTree, Reads
 from loadtune.host.sensing import Probe, Record
 from loadtune.records.facts import Device
 from loadtune.records.telemetry import Telemetry
@@ -29,27 +27,19 @@ LONGEST_PAUSE_S = 2.0
 """That dear looks earn: a trial lasts for seconds, and must not go unseen."""
 
 
-class Paced:
-    """A probe, and the readings from one look to the next. Looks that cost more than their share come less often."""
-
-    def __init__(self, probe: Probe, every: int = 1) -> None:
-        self.probe, self.every = probe, every
-        self.due_s = 0.0
-        self.costs_s = deque[float](maxlen=5)
-        """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
-
-
-def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Paced, ...]:
+def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Probe, ...]:
     """Without a GPU its figures have no probes, and NVML is never opened."""
     tree = ProcessTree(pid)
-    probes = (Paced(cpu_use()), Paced(ProcessSearch(tree), 6), Paced(tree), Paced(Reads(tree), 5))
+    reads = Reads(tree)
+    looks = Probe(tree.figures, tree.look)
+    probes = (cpu_use(), Probe((), tree.search, 6), looks, Probe(reads.figures, reads.look, 5))
     if device.uuid is None:
         return probes
     gpu = NvmlDevice(device.uuid, nvml)
     # NVIDIA asks for 0.1 s between two samples of the performance counters. Others come after the tree was looked at:
     # who is not known to be ours counts as somebody else.
-    others = GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
-    return (*probes, Paced(GpuUse(gpu)), Paced(Gpm(gpu), 5), Paced(others, 10))
+    gpm, others = Gpm(gpu), GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
+    return (*probes, gpu_use(gpu), Probe(gpm.figures, gpm.look, 5, gpm.close), Probe(others.figures, others.look, 10))
 
 
 STOP_TIMEOUT_S = 5.0
@@ -78,7 +68,7 @@ class Sampler:
         pid: Callable[[], int | None],
         *,
         interval_s: float = INTERVAL_S,
-        probes: Sequence[Paced] | None = None,
+        probes: Sequence[Probe] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pid`` is asked at each reading: the training process may be replaced, or be None, at any time."""
@@ -94,9 +84,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stop.set()
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():  # else a look hangs, and nothing can be taken from under it
@@ -104,8 +92,8 @@ class Sampler:
 
     def close(self) -> None:
         """Give back what the probes hold of the driver."""
-        for paced in self._probes:
-            paced.probe.close()
+        for probe in self._probes:
+            probe.close()
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
@@ -115,25 +103,25 @@ class Sampler:
     def sample(self, *, everything: bool = False) -> None:
         """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
         now_s = self._now()
-        for paced in self._probes:
-            if everything or now_s >= paced.due_s:
-                self._look(paced)
+        for probe in self._probes:
+            if everything or now_s >= probe.due_s:
+                self._look(probe)
                 # A little less than whole readings, so that one which is late by a moment does not cost another.
-                pause_s = max((paced.every - 0.5) * self._interval_s, median(paced.costs_s) / CPU_SHARE)
-                paced.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
+                pause_s = max((probe.every - 0.5) * self._interval_s, median(probe.costs_s) / CPU_SHARE)
+                probe.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
         with self._lock:
             self._seen.end_reading(self._now())
 
-    def _look(self, paced: Paced) -> None:
+    def _look(self, probe: Probe) -> None:
         """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
         now_s, began_cpu_s = self._now(), time.thread_time()
         try:
-            seen, failure = paced.probe.look(), None
+            seen, failure = probe.look(), None
         except Exception as error:
-            seen, failure = dict.fromkeys(paced.probe.figures), str(error) or type(error).__name__
+            seen, failure = dict.fromkeys(probe.figures), str(error) or type(error).__name__
         with self._lock:
             self._seen.add(now_s, seen, failure)
-        paced.costs_s.append(time.thread_time() - began_cpu_s)
+        probe.costs_s.append(time.thread_time() - began_cpu_s)
 
     def _run(self) -> None:
         pause_s = 0.0

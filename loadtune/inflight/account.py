@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 _HALF_WRITTEN_S = 60.0
 """Age of a file from which on nobody writes it any more."""
 _WITH_STARTS = 0.95
-"""Share of the rate between starts of epochs, from which down the rate with them is told, too."""
+"""Share of the rate between starts of epochs, from which down the rate over whole epochs is the one that counts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,15 +91,19 @@ class Account:
         return found
 
     def whole_samples_per_s(self) -> float | None:
-        """Since the present number of workers delivers, the starts of epochs included. None: not yet."""
+        """Since the present number of workers delivers, with starts and ends of epochs. None: not yet."""
         num, total_s = self.num_batches - self.earlier_batches, self.total_s - self.earlier_total_s
         return self.batch_size * num / total_s if total_s else None
 
-    def change_text(self, before: int, after: int) -> str:
-        """``1 → 10 workers, 165 → 1,380 samples/s (8.4×)``."""
-        first, now = self.first_samples_per_s, self.samples_per_s
-        rates = f", {number_text(first)} → {number_text(now)} samples/s ({now / first:.2g}×)" if first and now else ""
-        return f"{before} → {counted(after, 'worker')}{rates}"
+    def change_text(self) -> str:
+        """``1 → 10 workers, 165 → 1,380 samples/s (8.4×)``. Where starts of epochs take long, what is left of that."""
+        first, now, whole = self.first_samples_per_s, self.samples_per_s, self.whole_samples_per_s()
+        change, between = f"{self.own_workers} → {counted(self.num_workers, 'worker')}", ""
+        if not first or not now:
+            return change
+        if whole and self.switches[-1:] and self.switches[-1]["batch"] == 0 and whole < _WITH_STARTS * now:
+            now, between = whole, f" over whole epochs; {now / first:.2g}× between their starts"
+        return f"{change}, {number_text(first)} → {number_text(now)} samples/s ({now / first:.2g}×{between})"
 
 
 _by_process: dict[int, list[Account]] = {}
@@ -139,26 +143,25 @@ def summary(found: Sequence[Account]) -> list[str]:
         ranks = [other for other in found if other.name == each.name and other.rank != each.rank]
         if any(other.rank < each.rank for other in ranks):
             continue
-        blocked = f"blocked in next() {_blocked(each)} of the time"
         if each.num_workers != each.own_workers:
-            change, whole = each.change_text(each.own_workers, each.num_workers), each.whole_samples_per_s()
-            if whole and each.samples_per_s and whole < _WITH_STARTS * each.samples_per_s:
-                change += f", {number_text(whole)} with the starts of epochs"
-            lines.append(f"{each.name}: {change}; {blocked} since then")
-            keep = f"to keep it: DataLoader(..., num_workers={each.num_workers})"
-            is_open = each.state in ("starting", "judging")
+            lines.append(f"{each.name}: {each.change_text()}")
             others = [at["num_workers"] for at in each.switches if at["num_workers"] != each.num_workers]
-            ended = f"the script ended before {each.num_workers} were compared with {[each.own_workers, *others][-1]}"
-            lines.append(f"  {ended if is_open else keep}")
+            is_open = each.state in ("starting", "judging")
+            kept = [each.own_workers, *others][-1] if is_open else each.num_workers
+            ended = f"; the script ended before {each.num_workers} were compared with {kept}" if is_open else ""
+            verb, number = ("try", each.num_workers) if kept == each.own_workers else ("keep", kept)
+            lines.append(f"  to {verb} it: DataLoader(..., num_workers={number}){ended}")
         else:
             reason = f": {each.reason}" if each.reason else ""
-            lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}; {blocked}")
+            lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}")
+        if "blocked_fraction" in each.numbers():
+            lines.append(f"  the loop waits for data {_blocked(each)} of the time")
         if ranks:
             numbers, times = sorted({rank.num_workers for rank in ranks}), ", ".join(map(_blocked, ranks[:8]))
             span = f"{numbers[0]} to {numbers[-1]} workers" if numbers[1:] else counted(numbers[0], "worker")
             which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
-            lines.append(f"  {which}: {span}; blocked {times}{', …' if ranks[8:] else ''}")
-        lines += [f"  {advice}" for advice in each.advice]
+            lines.append(f"  {which}: {span}; waits {times}{', …' if ranks[8:] else ''}")
+        lines += [f"  {advice}" for advice in each.advice if advice not in (each.reason or "")]
     return lines
 
 

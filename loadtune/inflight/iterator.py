@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from traceback import walk_stack
@@ -40,8 +41,8 @@ class _Tuned:
             if tuner.watched() is not self:  # another thread has begun to iterate the same loader
                 return batch
             batch = tuner.checked(batch)
-        except BaseException:
-            tuner.guard(tuner.end)
+        except BaseException as error:
+            tuner.guard(partial(tuner.end, is_exhausted=isinstance(error, StopIteration)))
             raise
         tuner.guard(tuner.after_step, batch)
         return batch

@@ -168,15 +168,22 @@ class Tuner:
             if batch > 0:
                 self.iterator.switch(replayed, at=batch)
 
-    def end(self) -> None:
-        """No more batches come in this epoch."""
+    def end(self, *, is_exhausted: bool = False) -> None:
+        """No more batches come in this epoch. ``is_exhausted``: its workers have just ended, as its last step did."""
+        if is_exhausted and self.last_end is not None:
+            now = time.perf_counter()
+            self.account.blocked_s += now - self.begun
+            self.account.total_s += now - self.last_end - (Shared.blocked_s - self.blocked_then_s)
+            self.last_end = None
         if Shared.trying is self and self.account.state != "judging":
             Shared.trying = None
         if not self.view.pin_memory and not sys.is_finalizing() and torch.cuda.is_available():
             self.account.advise("pin_memory=True: batches go to the GPU while it computes")
         begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own > 0
         if begins_often and self.begins_s > 0.05 * self.account.total_s:
-            self.account.advise("persistent_workers=True: workers start once, and not in each epoch")
+            self.account.advise(
+                "persistent_workers=True: workers start once; from the second epoch on the order of samples changes"
+            )
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
         """Run a part of the tuner. Its error ends the tuner; the loop goes on with the user's settings."""
@@ -371,7 +378,9 @@ class Tuner:
         made, num = self._work(reading), self.steps.num_workers
         able_s = made.load_s / num if made is not None and num else 0.0  # by the workers' own clocks
         account.samples_per_s = account.batch_size / max(reading.sustained_s, able_s)
-        account.first_samples_per_s = account.first_samples_per_s or account.samples_per_s
+        # Workers that rested while their queue was full deliver less at first than they can.
+        first_s = min(reading.sustained_s, able_s) if able_s and reading.waits else reading.sustained_s
+        account.first_samples_per_s = account.first_samples_per_s or account.batch_size / first_s
         getattr(self, f"_{account.state}")(reading)
 
     def _watching(self, reading: Reading) -> None:
@@ -396,7 +405,7 @@ class Tuner:
         if want <= now or any(abs(want / one - 1) < 0.15 for one in self.tried):
             self._rest(bound.reason if is_bound else "workers", bound.text if is_bound else None)
         elif saved_s <= 0:
-            self._rest("workers", "it ends before more workers would have gained anything")
+            self._rest("workers", "training ends too soon for more workers to pay off")
         else:
             self._switch(want, reading, work)
 
@@ -438,7 +447,7 @@ class Tuner:
             self.account.num_workers = was
             return
         limit = "the step" if not reading.waits else "cores" if fewer else "workers"
-        self.say(f"{self.account.change_text(self.own, now)}; {_LIMITED[limit]}")
+        self.say(f"{self.account.change_text()}; {_LIMITED[limit]}")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
         if work is not None and self.learnt_file is not None:
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s

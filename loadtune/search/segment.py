@@ -2,7 +2,7 @@
 training, and what other processes did meanwhile."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from loadtune.records.measurement import Measurement, TrialFailure, Window, non_
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run import Run
-from loadtune.seams import Clock, Sensor, Training
 from loadtune.units import counted, percent_text, rate_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
@@ -125,54 +124,40 @@ def expected_seconds(
     return np.asarray(LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + steps / rates))
 
 
-def run_trial(
-    training: Training,
-    sensor: Sensor,
-    clock: Clock,
-    config: TrialConfig,
-    segment: Segment,
-    also: Callable[[Window], None] = lambda window: None,
-    epoch_samples: int | None = None,
-) -> Measurement | TrialFailure:
-    """Time `config` until `segment` has seen enough, or the loss is no longer finite. `also` is shown each window."""
+# In a run
+
+
+def run_trial(run: Run, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
+    """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
     seen: list[Window] = []
 
     def watch(window: Window) -> bool:
-        also(window)
+        run.tell(rate=window.num_samples / window.seconds)
         seen.append(window)
         return window.loss_is_finite is not False and segment.add(window)
 
-    started = clock.now()
-    run = training.time_training(config, WINDOW_S, watch)
-    if isinstance(run, TrialFailure):
-        return run
+    started = run.clock.now()
+    ran = run.training.time_training(config, WINDOW_S, watch)
+    if isinstance(ran, TrialFailure):
+        return ran
     if seen and seen[-1].loss_is_finite is False:
         return non_finite_loss(config.precision, seen, phase="training")
     if segment.gave_up:
         steps = counted(sum(window.num_steps for window in seen), "step")
-        message = f"it trained {steps} in {seconds_text(clock.now() - started)}"
+        message = f"it trained {steps} in {seconds_text(run.clock.now() - started)}"
         return TrialFailure(kind="too_slow", phase="training", message=message)
     if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
     return Measurement(
         windows=tuple(segment.kept),
-        first_batch_s=run.first_batch_s,
-        seconds=clock.now() - started,
-        peak_allocated_bytes=run.peak_allocated_bytes,
-        telemetry=sensor.between(segment.kept[0].start_s, segment.kept[-1].end_s),
+        first_batch_s=ran.first_batch_s,
+        seconds=run.clock.now() - started,
+        peak_allocated_bytes=ran.peak_allocated_bytes,
+        telemetry=run.between(segment.kept[0].start_s, segment.kept[-1].end_s),
         noisy=not segment.settled,
-        epoch_samples=epoch_samples,
-        restart_s=0.0 if config.loader.keeps_workers else max(run.ready_s, run.first_batch_s - run.batch_s),
-        refill_s=run.batch_s,
+        restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
+        refill_s=ran.batch_s,
     )
-
-
-# In a run
-
-
-def segment_seconds(time_budget_s: float) -> float:
-    """Of the measured part of one segment."""
-    return max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * time_budget_s))
 
 
 def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
@@ -199,16 +184,17 @@ def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measureme
 def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
     run.running = config
     run.tell()
-    segment = Segment(config.loader, segment_seconds(run.config.time_budget_s), limit_s)
-    epoch_samples = None if run.facts is None else run.facts.dataset_length
+    max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * run.config.time_budget_s))
+    segment = Segment(config.loader, max_s, limit_s)
     try:
-        outcome = run_trial(run.training, run, run.clock, config, segment, run.tell_window, epoch_samples)
+        outcome = run_trial(run, config, segment)
     except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
         if isinstance(error, OutOfTimeError) or not config.remedies:
             raise
         return TrialFailure(kind="user_error", phase="training", message=str(error))
     if isinstance(outcome, Measurement):
         run.trained.add((config.recipe, config.batch_size))
+        outcome = replace(outcome, epoch_samples=None if run.facts is None else run.facts.dataset_length)
     return outcome
 
 

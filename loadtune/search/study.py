@@ -1,4 +1,4 @@
-"""The Optuna study: its sampler proposes what the `Search` says, its storage keeps the trials, for other tools as well.
+"""The Optuna study: the `Search` enqueues what it proposes, the storage keeps the trials, for other tools as well.
 
 The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
 damages it is in nobody's way.
@@ -10,14 +10,12 @@ that was learnt.
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.pool import StaticPool
 
 from loadtune.records.config import TrialConfig
@@ -25,28 +23,6 @@ from loadtune.records.result import Trial
 from loadtune.search.space import SearchSpace, is_alike
 
 STUDY_NAME = "loadtune"
-
-
-class SearchSampler(BaseSampler):
-    """Every parameter of a trial is that of ``proposed``, which the search and its throughput model chose."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self.proposed: TrialConfig | None = None
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        assert self.proposed is not None
-        return {str(name): value for name, value in self._space.point(self.proposed).items()}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise ValueError(f"{param_name} is no dimension of the search space")
 
 
 class OptunaStudy:
@@ -66,13 +42,19 @@ class OptunaStudy:
         self._space = space
         self._save: Callable[[Callable[[], bytes]], None] = lambda content: None
         self._worst = math.inf
-        self._sampler = SearchSampler(space)
+        self._axes: dict[str, BaseDistribution] = {
+            str(name): CategoricalDistribution(axis) for name, axis in space.axes.items()
+        }
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._storage = _storage(self._database)
-        with _quiet():
+        level, sampler = optuna.logging.get_verbosity(), optuna.samplers.RandomSampler()  # nothing is left to sample
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # a new study is announced on stderr, in a display
+        try:
             self._study = optuna.create_study(
-                study_name=STUDY_NAME, storage=self._storage, direction="maximize", sampler=self._sampler
+                study_name=STUDY_NAME, storage=self._storage, direction="maximize", sampler=sampler
             )
+        finally:
+            optuna.logging.set_verbosity(level)
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
         self._storage.set_study_system_attr(study_id, "study:metric_names", ["samples/s"])
@@ -87,10 +69,8 @@ class OptunaStudy:
 
     def ask(self, config: TrialConfig) -> None:
         """Begin a trial of this configuration."""
-        self._sampler.proposed = config
-        self._running = self._study.ask()
-        for name, axis in self._space.axes.items():
-            self._running.suggest_categorical(str(name), axis)
+        self._study.enqueue_trial({str(name): value for name, value in self._space.point(config).items()})
+        self._running = self._study.ask(self._axes)
         self._save(self._database.serialize)
 
     def tell(self, trial: Trial) -> None:
@@ -120,14 +100,3 @@ def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:
     # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
     logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
     return optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna announces a new study on stderr, into the middle of a display; its level is put back behind us."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.util import get_temp_dir
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -380,24 +381,6 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
     def close(self, patience_s: float | None = None) -> None: ...
 
 
-class _StandIn:
-    """Of a worker, until that runs. Torch up to 2.11 asks it at the interpreter's exit whether it is alive: the real
-    one is a daemon, which multiprocessing ends then."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        """Registered as a worker's for a moment: None is refused."""
-
-    def start(self) -> None: ...
-
-    def join(self, timeout: float | None = None) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def is_alive(self) -> bool:
-        return False
-
-
 class _Starter:
     """A multiprocessing context that starts the processes of a pool after torch's constructor: by fork a few in each
     step of the loop, as no other thread may be in the middle of something then; else in a thread, which waits while a
@@ -413,9 +396,12 @@ class _Starter:
         self.error: Exception | None = None
 
     def Process(self, **arguments: Any) -> Any:
-        """Stands for a process that torch starts."""
+        """Stands for a process that torch starts. What it gets is asked until that runs, and by torch up to 2.11 at the
+        interpreter's exit: is it alive? The real one is a daemon, which multiprocessing ends then."""
         self._waiting.append(self._context.Process(daemon=True, **arguments))
-        return _StandIn()
+        # Its pid is registered as a worker's for a moment: None is refused.
+        silent = dict.fromkeys(("start", "join", "kill"), lambda *_, **__: None)
+        return SimpleNamespace(pid=os.getpid(), is_alive=lambda: False, **silent)
 
     def begin(self, started: Callable[[Any], None]) -> None:
         """``started``: called with each process when it runs, perhaps in the thread."""

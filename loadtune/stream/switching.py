@@ -37,7 +37,7 @@ from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError
 from loadtune.stream.sample_table import Row, SampleTable
-from loadtune.stream.torch_private import plain_iterator, single_batch
+from loadtune.stream.torch_private import plain_iterator
 from loadtune.stream.worker_rows import SampleError
 
 _CLOSE_S, _POLL_S = 10.0, 0.005
@@ -170,7 +170,7 @@ class SwitchingIterator:
 
     def last_in_process(self) -> Any:
         """The batch that was delivered last, as the training process itself loads it. Raises what that raises."""
-        return next(single_batch(self._loader, self._stream.last))
+        return next(private.SingleProcessIterator(private.view(self._loader, 0, _index_sampler=[self._stream.last])))
 
     def workers(self) -> list[Row]:
         """What each worker of the pool that delivers has done. Empty: it has none."""

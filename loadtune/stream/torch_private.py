@@ -86,11 +86,6 @@ def plain_iterator(loader: Any, *, before: Any = None) -> Any:
     return before
 
 
-def single_batch(loader: Any, indices: Any) -> Iterator[Any]:
-    """Torch's own iterator over one batch, in the training process."""
-    return SingleProcessIterator(view(loader, 0, _index_sampler=[indices]))  # type: ignore[no-any-return]
-
-
 def start_method(context: Any) -> str:
     """``fork``, ``forkserver`` or ``spawn``. ``context``: of a loader. None: the default."""
     return str((context or torch.multiprocessing).get_start_method())

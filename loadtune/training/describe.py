@@ -24,30 +24,20 @@ from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
 from loadtune.units import counted
-from loadtune.workload import (
-    IGNORED_TARGET,
+from loadtune.workload.batches import (
     Batch,
-    RandomSamples,
-    Workload,
-    cause,
-    class_dimension,
-    code_of,
-    fetch_samples,
-    find_places,
     is_pair,
-    last_line,
-    make_batch,
-    model_logits,
     num_bytes,
-    reads_at_once,
     sample_shape,
-    stream_samples,
     structure_text,
     tensors_of,
-    transform_text,
     uncounted_text,
-    user_traceback,
 )
+from loadtune.workload.build import Workload, code_of
+from loadtune.workload.datasets import RandomSamples, transform_text
+from loadtune.workload.samples import fetch_samples, find_places, make_batch, reads_at_once, stream_samples
+from loadtune.workload.tasks import IGNORED_TARGET, class_dimension, model_logits
+from loadtune.workload.user_code import cause, last_line, user_traceback
 
 _MAX_SAMPLES = 16  # kept, to make batches of
 # Batches that the user's code makes are few: each may be large.

@@ -24,7 +24,10 @@ from loadtune.training.memory import page_lock_s
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import counted
-from loadtune.workload import Batch, Endless, LoaderParts, Workload, named_collate, note_cause, note_index, num_tokens
+from loadtune.workload.batches import Batch, num_tokens
+from loadtune.workload.build import Workload
+from loadtune.workload.loaders import Endless, LoaderParts, named_collate
+from loadtune.workload.user_code import note_cause, note_index
 
 # From a connection that a dying worker closed until its death can be seen.
 _DEATH_S = 5.0
@@ -181,24 +184,15 @@ def _unpicklable_named(parts: LoaderParts) -> Iterator[None]:
 _MAX_STRETCH = 4.0
 
 
-class WindowRule:
-    """Ends a window once it is long enough and spans whole rounds of the workers, where that is affordable.
+def window_ends(window_s: float, num_workers: int, elapsed_s: float, num_steps: int) -> bool:
+    """Whether a window of so many steps is long enough and spans whole rounds of the workers, where that is affordable.
 
     The loader hands out one slow batch, then N - 1 fast ones; a window that cuts a round is too fast or too slow.
     """
-
-    def __init__(self, window_s: float, num_workers: int) -> None:
-        self._window_s = window_s
-        self._round = max(1, num_workers)
-
-    def ends(self, elapsed_s: float, num_steps: int) -> bool:
-        """Whether the window that took ``num_steps`` steps in ``elapsed_s`` ends here."""
-        if num_steps < 1 or elapsed_s < self._window_s:
-            return False
-        if num_steps % self._round == 0:
-            return True
-        whole_rounds = math.ceil(num_steps / self._round) * self._round
-        return elapsed_s / num_steps * whole_rounds > _MAX_STRETCH * self._window_s
+    if num_steps < 1 or elapsed_s < window_s:
+        return False
+    whole_rounds = math.ceil(num_steps / max(1, num_workers)) * max(1, num_workers)
+    return num_steps == whole_rounds or elapsed_s / num_steps * whole_rounds > _MAX_STRETCH * window_s
 
 
 class Marks:
@@ -261,9 +255,8 @@ def time_training(
     trainer.step(trainer.receive(batch))  # uncounted: it waited for the first batch
     del batch
     num_compiled = trainer.num_compiled()
-    loop, rule = TimedLoop(trainer, loader, line), WindowRule(window_s, loader.config.num_workers)
-    windows: list[Window] = []
-    while (window := loop.window(rule)) is not None:  # a window that the stop cuts short is dropped
+    loop, windows = TimedLoop(trainer, loader, line), list[Window]()
+    while (window := loop.window(window_s)) is not None:  # a window that the stop cuts short is dropped
         windows.append(window)
         line.window(window)
     if trainer.num_compiled() > num_compiled:
@@ -309,15 +302,15 @@ class TimedLoop:
         at_s, ahead, depth = time.monotonic(), loader.num_ahead(), loader.depth()
         return _Edge(at_s, ahead, depth, trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
 
-    def window(self, rule: WindowRule) -> Window | None:
-        """Train until the rule ends the window. None: the controller has seen enough.
+    def window(self, window_s: float) -> Window | None:
+        """Train until the window ends, after ``window_s`` at the least. None: the controller has seen enough.
 
         Where gradients of several batches are summed, a window holds whole rounds of them: each ends with a step of the
         optimizer, and the other batches take less.
         """
         steps = list[_Step]()
-        accumulate = self._trainer.accumulate
-        while len(steps) % accumulate or not rule.ends(time.monotonic() - self._edge.at_s, len(steps)):
+        accumulate, ends = self._trainer.accumulate, partial(window_ends, window_s, self._loader.config.num_workers)
+        while len(steps) % accumulate or not ends(time.monotonic() - self._edge.at_s, len(steps)):
             if self._line.stop_asked():
                 return None
             steps.append(self._train_step())

@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from loadtune.changes import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
+from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Examined, Loading
 from loadtune.training.describe import busy_s, one_thread
 from loadtune.training.protocol import Line
-from loadtune.workload import Batch, Workload, batch_of, last_line, map_tensors, num_bytes, tensors_of
+from loadtune.workload.batches import Batch, map_tensors, num_bytes, tensors_of
+from loadtune.workload.build import Workload
+from loadtune.workload.samples import batch_of
+from loadtune.workload.user_code import last_line
 
 NUM_ROUNDS = 3
 """Times that a batch is loaded with and without the remedy, in turn."""
@@ -91,8 +95,6 @@ class RemediedJobs:
         self, job: Workload, loading: AbstractContextManager[None], number: int, num: int
     ) -> tuple[Batch, tuple[float, float]]:
         """A batch as a worker makes it, (seconds, CPU seconds). A number gives the same samples and augmentation."""
-        import numpy as np
-
         self._line.pulse()
         indices = random.Random(number).choices(job.epoch.indices, k=num)
         with one_thread(), loading:

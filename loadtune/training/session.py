@@ -34,7 +34,8 @@ from loadtune.training.remedied import RemediedJobs
 from loadtune.training.steps import AllocatorLog, measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer, num_graphs
 from loadtune.units import counted
-from loadtune.workload import build_workload, sample_shape
+from loadtune.workload.batches import sample_shape
+from loadtune.workload.build import build_workload
 
 
 class Session:

@@ -2,6 +2,7 @@
 memory a batch size takes, and one that is watched operation by operation, for the account of a step."""
 
 import math
+import os
 import statistics
 import time
 import traceback
@@ -13,7 +14,6 @@ import torch
 
 from loadtune.errors import TrainingError
 from loadtune.footprint.account import Claim, Event, Mark, StepWatch
-from loadtune.host import read_alloc_conf
 from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
 from loadtune.records.memory import NUM_STEPS, AllocationTrace, BatchTry, FitReport
@@ -22,7 +22,7 @@ from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import bytes_text
-from loadtune.workload import Batch
+from loadtune.workload.batches import Batch
 
 # On CUDA the first step chooses kernels (0.1 to 18 s were seen), the second runs with the optimizer's state in place,
 # the third with the allocator settled. On a CPU the first step is the only one that differs.
@@ -204,7 +204,9 @@ class _Steps:
     def traced(self) -> Iterator[None]:
         """The allocator's requests within are kept, where they are asked for."""
         device = self._trainer.device
-        if not self._asked.trace or device.type != "cuda" or read_alloc_conf() is not None:
+        # The forecast follows the allocator's default settings. PyTorch is renaming the first variable to the second.
+        is_set = any(map(os.environ.get, ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")))
+        if not self._asked.trace or device.type != "cuda" or is_set:
             yield
             return
         idle_bytes = torch.cuda.memory_reserved(device)

@@ -13,20 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import MemoryFormat, Recipe
-from loadtune.workload import (
-    AUTOCAST_DTYPES,
-    PAIR,
-    Batch,
-    Places,
-    Workload,
-    call_named,
-    is_pair,
-    last_line,
-    make_optimizer,
-    moved,
-    own_structure,
-    user_traceback,
-)
+from loadtune.workload.batches import PAIR, Batch, Places, is_pair, moved, own_structure
+from loadtune.workload.build import Workload
+from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
+from loadtune.workload.user_code import call_named, last_line, user_traceback
 
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.

@@ -17,7 +17,7 @@ from loadtune.records.memory import BatchTry
 from loadtune.training import TrainingClient
 from loadtune.training.memory import page_lock_s
 from loadtune.training.trainer import ResidentModel, Trainer
-from loadtune.workload import build_workload
+from loadtune.workload.build import build_workload
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from loadtune import UsageError
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
-from loadtune.workload import LoaderParts
+from loadtune.workload.loaders import LoaderParts
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 

@@ -14,7 +14,7 @@ import pytest
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, samples_per_s
 from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment
-from loadtune.training.loop import WindowRule
+from loadtune.training.loop import window_ends
 
 NUM_WORKERS = 16
 Seconds = Callable[[random.Random, float], float]
@@ -74,9 +74,9 @@ class Pipeline:
         self.free = self.pinned[number] = self.taken[-1] + self.pin(chance, self.taken[-1])
 
     def windows(self) -> list[Window]:
-        rule, found, first = WindowRule(WINDOW_S, NUM_WORKERS), [], 1
+        found, first = [], 1
         for number in range(2, len(self.asked)):
-            if rule.ends(self.asked[number] - self.asked[first], number - first):
+            if window_ends(WINDOW_S, NUM_WORKERS, self.asked[number] - self.asked[first], number - first):
                 found.append(self.window(first, number))
                 first = number
         return found

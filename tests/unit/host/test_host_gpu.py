@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from loadtune.host import choose_device, read_gpus, read_host, read_telemetry
-from loadtune.host.gpu import Gpm, GpuOthers, GpuUse, read_driver, visible_uuids
+from loadtune.host.gpu import Gpm, GpuOthers, gpu_use, visible_uuids
 from loadtune.host.nvml import PATIENCE_S, NoAnswerError, Nvml, NvmlDevice
 from loadtune.host.telemetry import Sampler, machine_probes
 from loadtune.records.facts import Device, GpuProcess
@@ -152,7 +152,7 @@ def test_visible_gpus_keep_cudas_order_and_a_mig_instance_its_name(gpu, monkeypa
 def test_a_missing_or_broken_driver_answers_none(gpu, library):
     nvml = gpu(library).nvml  # None in sys.modules makes the import itself fail
     assert read_gpus(nvml) == ()
-    assert read_driver(nvml) is None
+    assert nvml.value("nvmlSystemGetDriverVersion") is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu)
     sampler.close()
     seen = sampler.between(0.0, time.monotonic())
     assert seen.cpu_utilization_fraction is not None
-    of_the_gpu = {figure for each in probes for figure in each.probe.figures if figure.startswith("gpu_")}
+    of_the_gpu = {figure for each in probes for figure in each.figures if figure.startswith("gpu_")}
     assert of_the_gpu <= set(seen.missing)
     assert all(getattr(seen, figure) is None and seen.missing[figure] for figure in of_the_gpu)
 
@@ -239,7 +239,7 @@ def test_what_the_gpu_does_and_others_take_of_it(gpu, namespace):
 
     delivered = iter([[sample_of(9, 99, 5)], [sample_of(9, 20, 6), sample_of(812, 60, 6), sample_of(9, 99, 5)]])
     library = FakeNvml(nvmlDeviceGetProcessUtilization=lambda handle, after_us: next(delivered))
-    assert GpuUse(gpu(library)).look() == {"gpu_utilization_fraction": 0.25}
+    assert gpu_use(gpu(library)).look() == {"gpu_utilization_fraction": 0.25}
     probe = GpuOthers(gpu(library), lambda: {812}, namespace)
     assert probe.look() == {"gpu_others_sm_fraction": None}
     assert probe.look()["gpu_others_sm_fraction"] == pytest.approx(0.2)

@@ -10,18 +10,18 @@ import pytest
 from loadtune.host import Sampler, read_telemetry
 from loadtune.host import telemetry as telemetry_module
 from loadtune.host.sensing import BUSY_CORES, MAX_SLICES, OWN_CORES, Count, Probe, Record, Track
-from loadtune.host.telemetry import LONGEST_PAUSE_S, Paced, machine_probes
+from loadtune.host.telemetry import LONGEST_PAUSE_S, machine_probes
 from loadtune.records.facts import Device
 
 CPU = Device(kind="cpu", name="CPU")
 CORES, DUTY, MEMORY = "training_cpu_cores", "gpu_utilization_fraction", "training_rss_bytes"
 
 
-class Scripted(Probe):
+class Scripted:
     """Answers what the test says; a callable is called for it. Counts its looks and its closings."""
 
-    def __init__(self, answer, figures=(CORES,)):
-        self.answer, self.figures = answer, figures
+    def __init__(self, answer, figures=(CORES,), every=1):
+        self.answer, self.figures, self.every = answer, figures, every
         self.num_looks = self.num_closed = 0
 
     def look(self):
@@ -33,8 +33,8 @@ class Scripted(Probe):
 
 
 def sampler_over(*probes, now=time.monotonic, interval_s=0.001):
-    paced = [probe if isinstance(probe, Paced) else Paced(probe) for probe in probes]
-    return Sampler(CPU, lambda: None, interval_s=interval_s, probes=paced, now=now)
+    made = [Probe(each.figures, each.look, each.every, each.close) for each in probes]
+    return Sampler(CPU, lambda: None, interval_s=interval_s, probes=made, now=now)
 
 
 def test_what_probes_see_is_in_the_span():
@@ -55,8 +55,8 @@ def test_each_probe_has_its_pace_and_a_dear_one_a_slower_one():
         return {}
 
     clock = SimpleNamespace(at_s=0.0)
-    each, third, dear = Scripted({}), Scripted({}), Scripted(spend)
-    sampler = sampler_over(each, Paced(third, 3), dear, now=lambda: clock.at_s, interval_s=0.1)
+    each, third, dear = Scripted({}), Scripted({}, every=3), Scripted(spend)
+    sampler = sampler_over(each, third, dear, now=lambda: clock.at_s, interval_s=0.1)
     for number in range(12):
         clock.at_s = 0.1 * number
         sampler.sample()
@@ -157,7 +157,7 @@ def test_what_others_took_is_what_neither_the_training_nor_this_process_did():
 def test_every_figure_of_this_machine_is_there_or_has_its_reason():
     """What `info` shows. Here it is of this very process, which has no workers."""
     found = read_telemetry(CPU)
-    looked_for = {figure for paced in machine_probes(CPU, os.getpid) for figure in paced.probe.figures}
+    looked_for = {figure for probe in machine_probes(CPU, os.getpid) for figure in probe.figures}
     absent = {name for name in looked_for if getattr(found, name, None) is None and hasattr(found, name)}
     assert absent - set(found.missing) <= {"workers_cpu_cores"}
     assert not any(figure.startswith("gpu") for figure in found.missing)  # none is looked for

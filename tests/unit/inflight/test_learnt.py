@@ -1,4 +1,4 @@
-"""What trainings found and is kept in a folder is shown as a table, and what cannot be read is left out."""
+"""What is said of a training at its end. What is kept in a folder is a table; what cannot be read is left out."""
 
 from pathlib import Path
 
@@ -31,3 +31,25 @@ def test_a_rank_that_is_started_again_finds_what_its_machine_had_found(tmp_path:
     assert file is not None
     assert file.parent == tmp_path / "found"
     assert file != account.learnt_file(one, str(tmp_path), 9), "another length is another dataset"
+
+
+def test_the_rate_over_whole_epochs_comes_first_and_there_is_a_number_to_keep_or_to_try() -> None:
+    found = account.Account(name="Folder at train.py:31", own_workers=4, num_workers=16, batch_size=256)
+    found.first_samples_per_s, found.samples_per_s, found.state = 660.0, 2_200.0, "resting"
+    found.num_batches, found.earlier_batches, found.total_s, found.earlier_total_s = 300, 100, 70.0, 40.0
+    found.blocked_s, found.earlier_blocked_s = 31.5, 27.0
+    found.switches = [{"epoch": 0, "batch": 90, "num_workers": 16}]
+    assert account.summary([found]) == [
+        "Folder at train.py:31: 4 → 16 workers, 660 → 2,200 samples/s (3.3×)",
+        "  to keep it: DataLoader(..., num_workers=16)",
+        "  the loop waits for data 15% of the time",
+    ]
+    found.switches.append({"epoch": 1, "batch": 0, "num_workers": 16})
+    assert "660 → 1,707 samples/s (2.6× over whole epochs; 3.3× between their starts)" in account.summary([found])[0]
+    found.state = "judging"
+    to_try = "  to try it: DataLoader(..., num_workers=16); the script ended before 16 were compared with 4"
+    assert account.summary([found])[1] == to_try
+    found.switches.append({"epoch": 1, "batch": 40, "num_workers": 21})
+    found.num_workers = 21
+    to_keep = "  to keep it: DataLoader(..., num_workers=16); the script ended before 21 were compared with 16"
+    assert account.summary([found])[1] == to_keep

@@ -28,7 +28,7 @@ from loadtune.training.describe import Samples
 from loadtune.training.failures import failure_from
 from loadtune.training.loop import EndlessLoader, NoBatchError
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
-from loadtune.workload import LoaderParts
+from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.tasks import loss_of_batches
 
 CPU = torch.device("cpu")

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from workload_rig import workload_of
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
 from loadtune.stream.torch_private import Depth
-from loadtune.training.loop import EndlessLoader, Marks, TimedLoop, WindowRule
+from loadtune.training.loop import EndlessLoader, Marks, TimedLoop
 
 SLOW_S, QUICK_S = 0.02, 0.001
 
@@ -47,7 +46,7 @@ def run(
         loader.next_batch()
         stand_in: Any = trainer
         loop = TimedLoop(stand_in, loader, LINE)
-        windows = [loop.window(WindowRule(window_s, num_workers)) for _ in range(num_windows)]
+        windows = [loop.window(window_s) for _ in range(num_windows)]
         return [window for window in windows if window is not None]
 
 
@@ -125,8 +124,8 @@ class Scripted:
 def two_steps(*depths: Depth) -> Window:
     loader: Any = Scripted(*depths)
     trainer: Any = SleepingTrainer()
-    two: Any = SimpleNamespace(ends=lambda elapsed_s, num_steps: num_steps == 2)
-    window = TimedLoop(trainer, loader, LINE).window(two)
+    trainer.accumulate = 2
+    window = TimedLoop(trainer, loader, LINE).window(0.0)
     assert window is not None
     return window
 

@@ -19,7 +19,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.result import Examined
 from loadtune.training import remedied
 from loadtune.training.remedied import RemediedJobs
-from loadtune.workload import Workload
+from loadtune.workload.build import Workload
 
 DEVICE = torch.device("cpu")
 MEAN = (0.485, 0.456, 0.406)

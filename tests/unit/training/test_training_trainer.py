@@ -11,7 +11,7 @@ from workload_rig import workload_of
 
 from loadtune.records.config import Recipe, WorkloadSpec
 from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
-from loadtune.workload import Workload
+from loadtune.workload.build import Workload
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from loadtune.workload import moved, num_bytes, num_tokens, own_structure, sample_shape, structure_text
-from loadtune.workload.batches import places_of, places_of_ready
+from loadtune.workload.batches import (
+    moved,
+    num_bytes,
+    num_tokens,
+    own_structure,
+    places_of,
+    places_of_ready,
+    sample_shape,
+    structure_text,
+)
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.facts import CodePart
-from loadtune.workload import build_workload, code_of
+from loadtune.workload.build import build_workload, code_of
 
 JOB = """
 import json

@@ -10,7 +10,8 @@ from PIL import Image
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
-from loadtune.workload import build_workload, transform_text
+from loadtune.workload.build import build_workload
+from loadtune.workload.datasets import transform_text
 from loadtune.workload.models import model_needs
 from loadtune.workload.user_code import made_by
 
@@ -73,7 +74,7 @@ import sys; sys.modules["torchvision"] = None
 import loadtune.training.session, loadtune.footprint.estimate
 from loadtune.changes import REMEDIES, NotApplicableError
 from loadtune.records.config import WorkloadSpec
-from loadtune.workload import build_workload
+from loadtune.workload.build import build_workload
 workload = build_workload(WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear"))
 try:
     REMEDIES["batched_fetch"].apply(workload)

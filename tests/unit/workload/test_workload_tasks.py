@@ -8,8 +8,8 @@ from workload_rig import workload_of
 
 from loadtune.errors import WorkloadError
 from loadtune.training.describe import check_labels
-from loadtune.workload import class_dimension, make_batch, make_optimizer
-from loadtune.workload.tasks import class_loss
+from loadtune.workload.samples import make_batch
+from loadtune.workload.tasks import class_dimension, class_loss, make_optimizer
 
 
 @pytest.mark.parametrize(
