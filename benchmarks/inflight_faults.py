@@ -8,6 +8,7 @@ what the two processes logged and how they ended. Processes are forked, so that 
 script does.
 """
 
+import gc
 import json
 import os
 import random
@@ -586,6 +587,7 @@ def main(names):
     switch = {"epoch": 0, "batch": AT, "num_workers": OTHERS}
     account.write([Account(name="Rows at loop", own_workers=1, num_workers=1, switches=[switch])], folder)
     alone = {}
+    gc.freeze()  # else each child's first collection copies all that was imported
     for each_name in names:
         alike = ALIKE.get(each_name, each_name)
         without = alone[alike] = alone.get(alike) or outcome(each_name, folder, False)

@@ -3,6 +3,7 @@
 Each of several modes runs in a process that is forked once torch is imported, and ends as a script does.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -108,6 +109,7 @@ MODES = {
 
 def begin(modes):
     """The mode of this process. None: it was the parent of all."""
+    gc.freeze()  # else each child's first collection copies all that was imported
     for mode in modes:
         if (pid := os.fork()) == 0:
             for number, stream in ((1, "out"), (2, "err")):

@@ -91,7 +91,7 @@ def show_in_readme(folder: Path) -> None:
     report = Path("loadtune-results") / result.config.workload.label / f"{when:%Y-%m-%dT%H-%M-%SZ}" / "report.html"
     before, mark, after = README.read_text().partition("<!-- output -->")
     _, _, rest = after.split("```", 2)
-    answer = "\n".join(terminal_answer(result, report))
+    answer = "\n".join(terminal_answer(result, report, with_notes=False))
     README.write_text(f"{before}{mark}\n\n```\n{answer}\n```{rest}")
 
 

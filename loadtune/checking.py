@@ -115,7 +115,7 @@ def answer_of(baseline: TuningResult, *, keep_batch_size: bool = False) -> Final
     if found.unconfirmed is not None:
         raise ResultError(
             f"The answer of the run of {baseline.created} is not confirmed, so no check could tell."
-            f" {found.unconfirmed.explanation} {found.unconfirmed.todo}".rstrip()
+            f" {found.unconfirmed.explanation}"
         )
     return found
 

@@ -115,11 +115,16 @@ def run(
         if resume is not None:
             folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
         config = check(with_settings(kept, given), given)
+        parts = {"--dataset": {"dataset", "loader"}, "--model": {"model", "step"}}
+        absent = [flag for flag, names in parts.items() if folder is None and names.isdisjoint(given)]
         facts = read_host()
         stream = sys.stderr if json else sys.stdout
         machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
         if not quiet:
             typer.echo(machine, file=stream)
+            if absent:
+                own = " ".join(f"{flag} FILE.py:NAME" for flag in absent)
+                typer.echo(f"This trains {config.workload.title}. For your own: loadtune run {own}", file=stream)
         with (
             store.run_folder(folder, Path(config.out), config.workload.label, keep_log=verbose) as place,
             termination_as_interruption(),
@@ -190,4 +195,5 @@ def doctor(
 
 for _command in (memory, report, export, compare):
     app.command(cls=PanelCommand)(_command)
-app.command("exec", cls=PanelCommand, context_settings={"allow_interspersed_args": False})(exec_)
+_theirs = {"allow_interspersed_args": False, "ignore_unknown_options": True}  # so that exec_ can say what has them
+app.command("exec", cls=PanelCommand, context_settings=_theirs)(exec_)

@@ -78,6 +78,11 @@ def exec_(
             except (OSError, ValueError) as error:
                 why = f"{replay} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
                 raise UsageError(f"--replay: {why}. Name an inflight.json of `loadtune exec --out`.") from None
+        if command[0].startswith("-"):
+            raise UsageError(
+                f"`loadtune exec` has no option {command[0]}: it sets only the number of workers, while your command "
+                "trains. `loadtune run` compares batch sizes and precisions; `loadtune exec --help` lists the options."
+            )
         options = Options(
             max_workers=None if max_workers is None else number_of("--max-workers", int, max_workers, 1),
             freeze=tuple(freeze or ()),

@@ -1,12 +1,14 @@
-"""`python -m loadtune` as a real process, so marked that whatever it leaves behind is found."""
+"""`python -m loadtune` as a real process, so started that whatever it leaves behind is found."""
 
+import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import psutil
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-MARK = "LOADTUNE_TEST_RUN"
+libc, PR_SET_CHILD_SUBREAPER = ctypes.CDLL(None), 36
 # How long a process that was ended may take to be gone: far above any scheduler's delay.
 GONE_S = 10.0
 # Far above what a start takes on a busy machine: importing torch was seen to take 20 s there.
@@ -32,33 +34,36 @@ class Ended:
     code: int
     stdout: str
     stderr: str
-    left_behind: list[int]
+    left_behind: list[psutil.Process]
 
 
 class Command:
     """A running ``loadtune``. Its folder, home and, in the end, temporary folder lie below ``home``: nothing strays.
+    ``fresh``: a new interpreter, else forked from this one.
 
     As a context it is killed at the end, with all that it started.
     """
 
-    def __init__(self, home, *words):
+    def __init__(self, home, *words, fresh=False):
+        from forked import Forked  # imports torch
+
         self.home = home
-        self._mark = uuid.uuid4().hex
         # Of its own and short: a worker's socket lies in it, and the name of one has 107 characters at most.
         self._temporary = Path(tempfile.mkdtemp(prefix="loadtune-"))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadtune", *words],
-            cwd=_folder(home / "cwd"),
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=(home / "stderr").open("w"),
-            text=True,
-        )
+        self._others = set(psutil.Process().children(recursive=True))
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # descendants whose parents are gone are this process's
+        with (_folder(home) / "stdout").open("w") as stdout, (home / "stderr").open("w") as stderr:
+            self._process = (subprocess.Popen if fresh else Forked)(
+                [sys.executable, "-m", "loadtune", *words],
+                cwd=_folder(home / "cwd"),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
 
     def _environment(self):
         return os.environ | {
-            MARK: self._mark,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": str(_folder(self.home / "home")),
@@ -68,19 +73,20 @@ class Command:
             "no_proxy": "",
         }
 
+    def stdout(self):
+        return (self.home / "stdout").read_text()
+
     def stderr(self):
         return (self.home / "stderr").read_text()
 
-    def said(self, start):
-        """What follows `start` on the first line of stdout that begins so; waits for it."""
-        for line in self._process.stdout:
-            if line.startswith(start):
-                return line.removeprefix(start).strip()
-        raise AssertionError(f"it ended without a word of {start!r}\n{self.stderr()}")
-
     def descendants(self):
         """Processes of this command that still run, other than itself; also those that left its group or session."""
-        return [pid for pid in marked(self._mark) if pid != self._process.pid]
+        found = []
+        for process in set(psutil.Process().children(recursive=True)) - self._others:
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def signal(self, number):
         self._process.send_signal(number)
@@ -93,38 +99,26 @@ class Command:
 
     def end(self):
         """Wait for its end, and for the end of whatever it started."""
-        stdout, _ = self._process.communicate(timeout=PATIENCE_S)
+        assert until(lambda: self._process.poll() is not None, PATIENCE_S), self.stderr()
         until(lambda: not self.descendants(), GONE_S)
         self._show_temporary()
-        return Ended(self._process.returncode, stdout, self.stderr(), self.descendants())
+        return Ended(self._process.returncode, self.stdout(), self.stderr(), self.descendants())
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.kill()
-
-    def kill(self):
-        for pid in marked(self._mark):
-            psutil.Process(pid).kill()
+        for process in self.descendants():
+            process.kill()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
         self._show_temporary()
 
     def _show_temporary(self):
         """What is left in it lies below `home` afterwards, with all that might have strayed."""
         if self._temporary.exists():
-            shutil.move(self._temporary, self.home / f"tmp-{self._mark}")
-
-
-def marked(mark):
-    """Running processes that inherited this mark; a zombie does not run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+            shutil.move(self._temporary, self.home / f"tmp-{self._temporary.name}")
 
 
 def until(condition, timeout_s=GONE_S):

@@ -44,6 +44,14 @@ def in_thread(monkeypatch):
 
 
 @pytest.fixture
+def forked(monkeypatch):
+    """The training process is forked from this one: for what is not about a new interpreter."""
+    from forked import PROCESSES
+
+    monkeypatch.setattr("loadtune.training.process.subprocess", PROCESSES)
+
+
+@pytest.fixture
 def study_in_memory(monkeypatch):
     """A fake run's study without a database, which takes a third of its time. test_pipeline_kept.py has one."""
     from optuna.storages import InMemoryStorage

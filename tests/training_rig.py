@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,9 +26,7 @@ def training_on(folder, dataset="Images", model="Linear", *, fresh=False):
     with pytest.MonkeyPatch.context() as patch:
         started_by = subprocess
         if not fresh:
-            from forked_training import Forked  # imports torch
-
-            started_by = SimpleNamespace(Popen=Forked, DEVNULL=None)
+            from forked import PROCESSES as started_by  # imports torch
         patch.setattr("loadtune.training.process.subprocess", started_by)
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         patch.setenv(FAULT, str(folder / "fault"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.doubts import note_failures, note_skipped_steps, ruled_out
+from loadtune.final.doubts import note_disturbance, note_failures, note_skipped_steps, ruled_out
 from loadtune.final.rounds import alternate, barred, contestants, needed
 from loadtune.final.winner import Outcome, Verdict, as_finalist, difference, finalists
 from loadtune.records.answer import compute_fraction, compute_rate
@@ -15,7 +15,7 @@ from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Attempt, Finalist, Remedies, TriedRemedy, Winner
 from loadtune.run import FINAL_SHARE, Run
 from loadtune.search.search import Search
-from loadtune.search.segment import note_disturbance, outcome_text, timed
+from loadtune.search.segment import outcome_text, timed
 
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""
@@ -105,7 +105,8 @@ def _conclude(run: Run) -> None:
             _time_compute_of(run, finalist)
     run.best = _winner(run, None)
     if run.config.yours.batch_size is not None:
-        run.best_at_your_batch = _winner(run, run.config.yours.batch_size)
+        at_yours = _winner(run, run.config.yours.batch_size)
+        run.best_at_your_batch = run.best if run.best and at_yours and at_yours.config == run.best.config else at_yours
     best = as_finalist(run.best, run.finalists)
     if best is None:
         return

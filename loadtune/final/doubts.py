@@ -6,17 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median_low
 
-from loadtune.records.answer import MISREAD, Failed, compute_rate, is_barred
+from loadtune.records.answer import MISREAD, QUIETER, Failed, busy_text, compute_rate, is_barred
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial, Unconfirmed
-from loadtune.report.wording import interval_text, settings_text
+from loadtune.report.wording import settings_text
 from loadtune.run import Run
-from loadtune.search.segment import QUIETER
 from loadtune.units import bytes_text, counted, percent_text, rate_text
-
-TOO_WIDE = 1.0
-"""Half width of a 95% interval, as a share of the value, from which on the interval holds 0."""
 
 SKIPPED = 0.1
 """Share of the winner's timed steps from which on skipped ones are reported: fewer change its rate less than noise."""
@@ -38,30 +34,19 @@ def _why(finalist: Finalist, failed: Sequence[Failed], points: Sequence[ComputeP
     if bad:
         return Unconfirmed(reason="non_finite_loss", explanation=_non_finite_text(*bad[0]))
     own = [failure for config, failure in failed if config == finalist.config]
-    rate, num_runs = finalist.throughput, len(finalist.runs)
     if is_barred(own):
-        what = _failures_text(num_runs, own)
         cause = "Remove the cause and run again: training for hours would meet it too."
-        return Unconfirmed(reason="failed", explanation=f"{what}.", todo=cause)
-    if rate.half_width is not None and rate.half_width >= TOO_WIDE * rate.value:
-        return Unconfirmed(
-            reason="wide_interval",
-            explanation=(
-                f"It reads {interval_text(rate)} after {counted(num_runs, 'run')}, an interval that includes 0."
-            ),
-            todo=QUIETER,
-        )
-    point = compute_rate(points, finalist.config)
+        return Unconfirmed(reason="failed", explanation=f"{_failures_text(len(finalist.runs), own)}. {cause}")
+    rate, point = finalist.throughput, compute_rate(points, finalist.config)
     # By more than the interval of the one and the fastest window of the other explain.
     if point is not None and (rate.value if rate.low is None else rate.low) > MISREAD * point.quickest_per_s:
         return Unconfirmed(
             reason="above_compute_only",
             explanation=(
-                f"It reads {rate_text(rate.value)}, more than its compute-only rate of "
+                f"it reads {rate_text(rate.value)}, more than its compute-only rate of "
                 f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
-                "faster."
+                f"faster. {QUIETER}"
             ),
-            todo=QUIETER,
         )
     return None
 
@@ -101,6 +86,13 @@ def note_skipped_steps(run: Run, best: Finalist) -> None:
         )
 
 
+def note_disturbance(run: Run) -> None:
+    """What other processes used, unless the answer itself says so."""
+    busy, answers = busy_text(run.finalists, run.host), (run.best, run.best_at_your_batch)
+    if busy is not None and not any(each.inconclusive for each in answers if each is not None):
+        run.note(f"{busy} The true throughput may be higher. {QUIETER}")
+
+
 def note_failures(run: Run) -> None:
     """What failed in the search and in the confirmation, and what is not confirmed for another reason."""
     of_workers, ran = _worker_note(run.trials), {finalist.config for finalist in run.finalists}
@@ -110,16 +102,13 @@ def note_failures(run: Run) -> None:
             then = ", so there is no speed-up to report" if config == run.yours else ""
             why = f"({failure.kind}: {failure.message.rstrip('.')})"
             run.note(f"{_named(config, run.yours)} did not run in the confirmation {why}{then}.")
-    todo = list[str]()
     for finalist in run.finalists:
         named, doubt = _named(finalist.config, run.yours), finalist.unconfirmed
         if doubt is None and finalist.failures:
             what = _failures_text(len(finalist.runs), finalist.failures)
             run.note(f"{named} is judged by the runs that did not fail: {what}.")
         elif doubt is not None and doubt.reason != "non_finite_loss":  # which was said once for all
-            run.note(f"{named} is not confirmed. {doubt.explanation}")
-            todo.append(doubt.todo)
-    run.note(*todo)  # each once
+            run.note(f"{named} is not confirmed: {doubt.explanation}")
     if run.best is not None and not run.tried and ran == {run.yours}:
         why = "could be run" if run.trials else "could be measured in the time. Raise --time-budget"
         run.note(f"No configuration but your settings {why}.")

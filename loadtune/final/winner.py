@@ -35,9 +35,6 @@ MARGIN = 0.03
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
 
-_WIDEST = 500.0
-"""Of an interval on the log, above which it has no upper end."""
-
 Outcome = tuple[TrialConfig, Measurement | TrialFailure]
 
 
@@ -92,9 +89,8 @@ def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], nu
         return Interval(value=ratio)
     num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
     t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / num_looks / max(1, num_comparisons) / 2)
-    width = t * spread.relative_sd * math.sqrt(2 / len(pairs))
-    high = ratio * math.exp(width) if width < _WIDEST else math.inf
-    return Interval(value=ratio, low=ratio * math.exp(-width), high=high)
+    width = min(500.0, t * spread.relative_sd * math.sqrt(2 / len(pairs)))  # a float holds e to the 700th
+    return Interval(value=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
 
 
 def _logs(finalist: Finalist) -> list[float]:
@@ -142,8 +138,8 @@ class Verdict:
         num_rivals = sum(f.config != self.yours for f in able)  # who was run once was there to pick from as well
         if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != self.yours):
             eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
-        own = self._own("wide_interval", "failed")  # one that crashed now and then trained at its rate all the same
-        if own is not None and own == self._own("wide_interval") and batch_size in (None, own.config.batch_size):
+        own = self._own("above_compute_only", "failed")  # one that crashed now and then trained at its rate, too
+        if own is not None and own == self._own("above_compute_only") and batch_size in (None, own.config.batch_size):
             eligible = [f for f in eligible if (self._ratio(f, own, num_rivals).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
@@ -152,11 +148,15 @@ class Verdict:
         if self.keeps_precision and same and best not in same:
             kept = _smallest(same)
             best = best if self._ratio(best, kept, num_rivals).holds(1.0) is False else kept
+        all_rivals = self._able("above_compute_only")  # one of whose two rates is wrong, and it may not be this one
+        rivals = [f for f in all_rivals if best is own is not f and batch_size in (None, f.config.batch_size)]
+        gains = [self._ratio(f, best, num_rivals) for f in rivals]
         return Winner(
             config=best.config,
             samples_per_s=best.samples_per_s,
             half_width_fraction=best.half_width_fraction,
             speedup=None if own is None else self._ratio(best, own, num_rivals),
+            rival_gain=max(gains, key=lambda gain: gain.high or math.inf, default=None),
         )
 
     def undecided(self, batch_size: int | None = None) -> tuple[TrialConfig, ...]:
@@ -167,10 +167,9 @@ class Verdict:
         rival takes the baseline's place. A baseline that failed twice is not waited for.
         """
         best = as_finalist(self.winner(batch_size), self.finalists)
-        if best is None or best.unconfirmed:  # more runs may narrow what is too uncertain now
-            wide = [f.config for f in self.finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
-            return tuple(config for config in wide if config == self.yours or batch_size in (None, config.batch_size))
-        able, own = [f for f in self._able() if f.config != self.yours], self._own("wide_interval")
+        if best is None:
+            return ()
+        able, own = [f for f in self._able() if f.config != self.yours], self._own()
         rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score)
         others = [f for f in (*rivals, own) if f is not None and f is not best]
         ratios = {f.config: self._ratio(best, f, len(able)) for f in others}
@@ -200,13 +199,13 @@ class Verdict:
             and any(batch_size in (None, f.config.batch_size) for f in rivals)
         )
 
-    def _able(self) -> list[Finalist]:
-        return [f for f in self.finalists if not f.unconfirmed and not f.config.remedies]
+    def _able(self, *doubts: UnconfirmedReason) -> list[Finalist]:
+        """Without changes of the code, and unless something else than these rules them out."""
+        able = [f for f in self.finalists if not f.unconfirmed or f.unconfirmed.reason in doubts]
+        return [f for f in able if not f.config.remedies]
 
     def _own(self, *doubts: UnconfirmedReason) -> Finalist | None:
-        """The baseline, unless something else than these rules it out."""
-        own = next((f for f in self.finalists if f.config == self.yours), None)
-        return None if own is None or (own.unconfirmed and own.unconfirmed.reason not in doubts) else own
+        return next((f for f in self._able(*doubts) if f.config == self.yours), None)
 
     def _ratio(self, one: Finalist, other: Finalist, num_comparisons: int) -> Interval:
         if one is other:

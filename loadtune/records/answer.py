@@ -1,5 +1,6 @@
 """The answer of a result, and what every part of it is judged by. Pure, over records."""
 
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -7,11 +8,20 @@ from typing import Any
 
 from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.facts import HostFacts
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, TuningResult, Winner
+from loadtune.units import counted, percent_text, ratio_text
 
 MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
+DISTURBED = 0.1
+"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
+counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
+
+LONGER = "Run again with a larger --time-budget."
+QUIETER = "Run again on a quieter machine, or with a larger --time-budget."
 
 Failed = tuple[TrialConfig, TrialFailure]
 
@@ -73,15 +83,39 @@ def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
 
 def doubt_of(result: TuningResult, winner: Winner) -> str | None:
     """Why a winner that may be used is not confirmed: a sentence. None: it is."""
-    if winner.measured_once:
-        return "it was measured once. Run again with a larger --time-budget."
+    if winner.half_width_fraction is None:
+        return f"nothing was measured twice. {LONGER}"
+    if winner.rival_gain is not None and winner.inconclusive:
+        most, busy = winner.rival_gain.high or math.inf, busy_text(result.finalists, result.host)
+        gain = f"a gain of up to {ratio_text(most)} is not excluded" if most < 10 else "any gain is possible"
+        known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}"
+        return f"{gain}; {known}. {f'{busy} {QUIETER}' if busy else LONGER}"
     finalist = finalist_of(result, winner.config)
     if finalist is not None and finalist.unconfirmed is not None:
-        return f"{finalist.unconfirmed.explanation} {finalist.unconfirmed.todo}".strip()
+        return finalist.unconfirmed.explanation
     if not result.confirmed_whole:
         why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
         return f"the run was cut short before every run of the confirmation was made{why}."
     return None
+
+
+def taken_by_others(outcome: object, host: HostFacts) -> tuple[float, str]:
+    """Share of the cores or of the GPU, whichever others used more of, and its name. 0: nothing, or not read."""
+    seen = outcome.telemetry if isinstance(outcome, Measurement) else None
+    cores = (seen and seen.others_cpu_cores) or 0.0
+    gpu = (seen and seen.gpu_others_sm_fraction) or 0.0
+    return max((cores / max(1, host.num_usable_cores), "CPU cores"), (gpu, "GPU"))
+
+
+def busy_text(finalists: Sequence[Finalist], host: HostFacts) -> str | None:
+    """What other processes used while the confirmation ran. None: nothing worth a word."""
+    taken = [taken_by_others(run, host) for finalist in finalists for run in finalist.runs]
+    share, name = max(taken, default=(0.0, ""))
+    if share < DISTURBED:
+        return None
+    num_disturbed = sum(each >= DISTURBED for each, _ in taken)
+    runs = f"{num_disturbed} of {counted(len(taken), 'run')} of the confirmation"
+    return f"Other processes used up to {percent_text(share)} of the {name} in {runs}."
 
 
 def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,8 +183,8 @@ class Trial(Attempt):
 
 UnconfirmedReason = Literal["failed", "non_finite_loss", "wide_interval", "above_compute_only"]
 """``failed`` one of its runs ended in a failure; ``non_finite_loss`` its precision gave a loss that is NaN or infinite;
-``wide_interval`` half of its 95% interval is as large as the value or larger; ``above_compute_only`` it reads more than
-the same step without a loader, by more than noise explains."""
+``above_compute_only`` it reads more than the same step without a loader, by more than noise explains;
+``wide_interval`` is of 0.1.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +193,7 @@ class Unconfirmed:
 
     reason: UnconfirmedReason
     explanation: str
-    """Figures, in sentences to show after the configuration's name."""
-    todo: str = ""
-    """What to do, a sentence that may hold for several configurations."""
+    """Figures and what to do, in sentences to show after the configuration's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +238,10 @@ class Finalist:
         return around(self.samples_per_s, self.half_width_fraction)
 
 
+MISSED = 1.1
+"""Gain that has to be excluded before a user is told to keep the settings: most would not leave a larger one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
     """The answer, compared with the user's settings: proven better than they are, or these settings themselves.
@@ -251,16 +254,19 @@ class Winner:
     half_width_fraction: float | None
     """Of its 95% interval, as a share of it. None: no finalist ran twice."""
     speedup: Interval | None = None
-    """Over the user's own configuration, with a 99% interval, which allows for having picked the fastest. None, here
-    and below: that one could not be measured."""
+    """Over the user's own configuration, with a 99% interval, which allows for having picked the fastest. None: that
+    one could not be measured."""
+    rival_gain: Interval | None = None
+    """Of these settings, where they are the user's own: the contestant that may gain most over them, with its 99%
+    interval. None: another is the answer, or nothing else ran."""
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more. None:
     that rate was not timed, or contradicts this one."""
 
     @property
-    def measured_once(self) -> bool:
-        """Whether no finalist ran twice, so that nothing was confirmed by a second run."""
-        return self.half_width_fraction is None
+    def inconclusive(self) -> bool:
+        """Whether it is the user's own for want of proof: a gain above `MISSED` is not excluded."""
+        return self.rival_gain is not None and (self.rival_gain.high or math.inf) > MISSED
 
     @property
     def throughput(self) -> Interval:

@@ -71,7 +71,7 @@ def _provenance(result: TuningResult, winner: Winner) -> str:
     how = "Confirmed" if doubt_of(result, winner) is None else "Measured, but not confirmed,"
     return (
         f"{keep_text(result, winner)} {how} by loadtune {result.loadtune_version}:"
-        f" {interval_text(winner.throughput)} in training of {result.config.workload.title}"
+        f" {interval_text(winner.throughput)} samples/s in training of {result.config.workload.title}"
         f" on {_machine(result)}. Run of {result.created}."
     ).lstrip()
 

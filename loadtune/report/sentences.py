@@ -37,7 +37,8 @@ def warning(result: TuningResult) -> str | None:
         return f"Cut short: {result.cut_short.rstrip('.')}. {kept}{scope}"
     if result.best is None:
         return "No configuration could be confirmed."
-    return None if (doubt := doubt_of(result, result.best)) is None else f"The answer is not confirmed: {doubt}"
+    doubt = None if result.best.config == result.yours else doubt_of(result, result.best)  # which `keep_text` says
+    return doubt and f"The answer is not confirmed: {doubt}"
 
 
 def seen_once(result: TuningResult) -> tuple[str, ...]:
@@ -53,24 +54,27 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
 
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
     """What another batch size changes in training. Empty: it is the baseline's."""
-    if result.best is None or result.yours is None or result.best.config.batch_size == result.yours.batch_size:
+    best, yours = result.best, result.yours
+    if best is None or yours is None or best.config.batch_size == yours.batch_size:
         return ()
-    return (
-        f"Batch size {result.best.config.batch_size} instead of {result.yours.batch_size}: tune the learning rate "
-        "again, check accuracy.",
-    )
+    changed = f"Batch size {best.config.batch_size} instead of {yours.batch_size}"
+    return (f"{changed}: tune the learning rate again, check accuracy.",)
 
 
 def keep_text(result: TuningResult, winner: Winner) -> str:
-    """``Keep your settings: …`` where the winner is the baseline. Empty: something is proven better."""
+    """``Keep your settings: …`` or ``No conclusion: …``. Empty: something else than the baseline is proven better."""
     if winner.config != result.yours:
         return ""
     what, where, there = "your settings", "", ""
-    if {"batch_size", "num_workers", "pin_memory", "precision"} <= set(result.assumed):
-        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
     if result.best is None or result.best.config != winner.config:
         where, there = f" at batch size {winner.config.batch_size}", " there"
-    return f"Keep {what}{where}: nothing else that was tried{there} is proven faster."
+    if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
+        return f"No conclusion{where}: {doubt}"
+    if {"batch_size", "num_workers", "pin_memory", "precision"} <= set(result.assumed):
+        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
+    most = winner.rival_gain and winner.rival_gain.high
+    gains = f"gains more than {percent_text(max(most - 1, 0.001), 1)}" if most else "is proven faster"
+    return f"Keep {what}{where}: nothing else that was tried{there} {gains}."
 
 
 def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
@@ -172,8 +176,7 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
         if changed is None or found.gain.value < 1.0:
             return ()
         titles = "; ".join(each.title for each in found.tried if each.name in changed.config.remedies)
-        runs = counted(len(changed.runs), "run")
-        return (f"Not proven: a change of your code gained {gain_text(found.gain)} in {runs}: {titles}.",)
+        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {titles}.",)
     config, others = found.config, ""
     if (config.loader, config.precision) != (best.config.loader, best.config.precision):
         others = f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"

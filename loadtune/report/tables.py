@@ -13,7 +13,7 @@ from loadtune.records.config import TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, sample_tokens
 from loadtune.records.result import TuningResult, Winner
-from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, recipe_text
+from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
     missing = Cell(MISSING)
     names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
     rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
-    title = "Confirmed"
-    if result.best is not None and doubt_of(result, result.best) is not None:
-        title = "Measured once, not confirmed" if result.best.measured_once else "Not confirmed"
-    return Table(title=title, columns=("", *columns), rows=rows)
+    is_doubted = result.best is not None and doubt_of(result, result.best) is not None
+    return Table(title="Not confirmed" if is_doubted else "Confirmed", columns=("", *columns), rows=rows)
 
 
 def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:
@@ -121,7 +119,7 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
 
 
 def trial_table(result: TuningResult) -> list[SortedRow]:
-    best, rows = None if result.best is None else result.best.config, list[SortedRow]()
+    best, rows = result.best and not result.best.inconclusive and result.best.config, list[SortedRow]()
     for trial in result.trials:
         run, failure = trial.measurement, trial.failure
         outcome = "measured, noisy" if run and run.noisy else "measured"
@@ -190,11 +188,7 @@ def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
 
 
 def interval_cell(found: Interval | None) -> Cell:
-    """``4,050 ± 162``; the value alone where there is no interval."""
-    if found is None:
-        return Cell(MISSING)
-    half = "" if found.half_width is None else f" ± {number_text(found.half_width)}"
-    return Cell(f"{number_text(found.value)}{half}", found.value)
+    return Cell(MISSING) if found is None else Cell(interval_text(found), found.value)
 
 
 def banner_text(rows: Iterable[tuple[str, str]]) -> "RenderableType":

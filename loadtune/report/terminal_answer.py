@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtune.records.answer import finalist_of, loader_kwargs
-from loadtune.records.config import TrialConfig
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.export import changed_lines, has_own_loader
 from loadtune.report.sentences import (
@@ -23,8 +22,7 @@ from loadtune.report.sentences import (
     steps,
     warning,
 )
-from loadtune.report.tables import interval_cell
-from loadtune.report.wording import gain_text, settings_text
+from loadtune.report.wording import gain_text, interval_text, settings_text
 from loadtune.units import counted, ratio_text
 
 LINES, CODE_END, WIDTH = 22, 12, 100
@@ -67,7 +65,7 @@ def terminal_answer(
 
 def _wrapped(sentences: Iterable[str]) -> list[str]:
     """A no-break space keeps a command on one line."""
-    lines = [line for each in sentences for line in textwrap.wrap(each, WIDTH)]
+    lines = [line for each in sentences for line in textwrap.wrap(each, WIDTH, break_on_hyphens=False)]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
@@ -82,24 +80,21 @@ def _spaced(head: list[str], code: list[str], *others: list[str]) -> tuple[str, 
 
 
 def _headline(result: TuningResult, winner: Winner) -> str:
-    """The rate, the gain over the user's settings, and how many runs each is from."""
-    if winner.config == result.yours:
-        return f"{keep_text(result, winner)} {_rate(result, winner)}."
+    """The rate, and the gain over the user's settings."""
+    if kept := keep_text(result, winner):
+        return f"{kept} Baseline: {_rate(result, winner)}."
     at = f"Batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
     base = "PyTorch's defaults" if set(_ASSUMED) <= set(result.assumed) else "your settings"
     over = f"; {base} could not be measured"
     if winner.speedup is not None:
-        over = f", {gain_text(winner.speedup, '99% interval ')} {base}{_runs(result, result.yours)}"
+        over = f", {gain_text(winner.speedup, '99% interval ')} {base}"
     return f"{at}{_rate(result, winner)}{over}."
 
 
 def _rate(result: TuningResult, winner: Winner) -> str:
-    return f"{interval_cell(winner.throughput).text} samples/s{_runs(result, winner.config)}"
-
-
-def _runs(result: TuningResult, config: TrialConfig | None) -> str:
-    found = config and finalist_of(result, config)
-    return f" ({counted(len(found.runs), 'run')})" if found else ""
+    found = finalist_of(result, winner.config)
+    once = " (1 run)" if found and len(found.runs) == 1 else ""
+    return f"{interval_text(winner.throughput)} samples/s{once}"
 
 
 def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
@@ -136,7 +131,7 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
         return []
     labels = [names.get(found.config, "") for found in shown]
     label = max(map(len, labels))
-    figures = ["samples/s (95%)", *(interval_cell(found.throughput).text for found in shown)]
+    figures = ["samples/s (95%)", *(interval_text(found.throughput) for found in shown)]
     rate = max(map(len, figures))
     words = WIDTH - rate - len("  runs") - 2
     left = [f"{result.config.workload.title} on {result.device.name}, measured alternately"]

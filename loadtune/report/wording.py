@@ -8,7 +8,7 @@ from loadtune.records.interval import Interval
 from loadtune.records.measurement import FailureKind, RecipeChoice
 from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
 from loadtune.records.result import Resource
-from loadtune.units import counted, rate_text, ratio_text
+from loadtune.units import counted, number_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -51,9 +51,11 @@ def field_text(field: str) -> str:
 
 
 def interval_text(found: Interval) -> str:
-    """``4,050 samples/s ± 162 samples/s``; the value alone where too few runs were made for an interval."""
-    half = "" if found.half_width is None else f" ± {rate_text(found.half_width)}"
-    return f"{rate_text(found.value)}{half}"
+    """``4,050 ± 162``; ``345 (0–745)`` where the interval includes 0; the value alone where there is none."""
+    value, half = number_text(found.value), found.half_width
+    if half is None:
+        return value
+    return f"{value} ± {number_text(half)}" if half < found.value else f"{value} (0–{number_text(found.high)})"
 
 
 def gain_text(gain: Interval, level: str = "") -> str:

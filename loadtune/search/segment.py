@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.records.answer import is_barred
+from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss, samples_per_s
 from loadtune.report.machine import utilization_text
@@ -51,14 +51,6 @@ MAX_DISTURBED_REPEATS = 2
 
 REPEAT_OF_LEFT = 0.1
 """Share of the time left that a repeat may take."""
-
-DISTURBED = 0.1
-"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
-counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
-
-QUIETER = "Run again on a quieter machine, or with a larger --time-budget."
-
-_OF_WHAT = "the CPU cores or of the GPU"
 
 
 class Segment:
@@ -166,16 +158,16 @@ def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measureme
     A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
     fails the first one does, unless the loss was not finite."""
     first = _timed_once(run, config, limit_s)
-    before = taken_by_others(run, first)
+    before, name = taken_by_others(first, run.host)
     if before < DISTURBED or not isinstance(first, Measurement):
         return first
     if run.disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * run.left_s:
         return first
-    run.tell(f"Other processes used {percent_text(before)} of {_OF_WHAT} during this measurement. It is repeated.")
+    run.tell(f"Other processes used {percent_text(before)} of the {name} during this measurement. It is repeated.")
     again = _timed_once(run, config, limit_s)
     if isinstance(again, TrialFailure) and is_barred([again]):
         return again
-    after = taken_by_others(run, again) if isinstance(again, Measurement) else before
+    after = taken_by_others(again, run.host)[0] if isinstance(again, Measurement) else before
     run.disturbed_repeats = 0 if after < DISTURBED else run.disturbed_repeats + 1
     quieter = again if isinstance(again, Measurement) and after < before else first
     return replace(quieter, repeated=True)
@@ -204,32 +196,3 @@ def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None
         return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
     used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
     return f"{what}: {rate_text(outcome.samples_per_s)}{used}"
-
-
-# Beside other processes
-
-
-def taken_by_others(run: Run, outcome: Measurement | TrialFailure) -> float:
-    """Share of the usable cores or of the GPU, whichever other processes used more of. 0: nothing, or not read."""
-    seen = outcome.telemetry if isinstance(outcome, Measurement) else None
-    if seen is None:
-        return 0.0
-    return max((seen.others_cpu_cores or 0.0) / max(1, run.host.num_usable_cores), seen.gpu_others_sm_fraction or 0.0)
-
-
-def note_disturbance(run: Run) -> None:
-    """How many segments were run again, and which of the final's are disturbed all the same."""
-    num_repeated = sum(measured.repeated for _, measured in run.timed)
-    if num_repeated:
-        run.note(
-            f"{counted(num_repeated, 'measurement')} {'was' if num_repeated == 1 else 'were'} repeated, because other "
-            f"processes used {percent_text(DISTURBED)} or more of {_OF_WHAT} meanwhile."
-        )
-    shares = [taken_by_others(run, measured) for finalist in run.finalists for measured in finalist.runs]
-    disturbed = [share for share in shares if share >= DISTURBED]
-    if disturbed:
-        run.note(
-            f"Other processes used up to {percent_text(max(disturbed))} of {_OF_WHAT} in {len(disturbed)} of the "
-            f"{counted(len(shares), 'run')} of the confirmation. The true throughput may be higher.",
-            QUIETER,
-        )

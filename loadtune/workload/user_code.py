@@ -175,16 +175,13 @@ def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) 
         return WorkloadError(
             f"The {option} {name!r} is a file. Add the name of a function or class in it: {name}:NAME."
         )
-    return WorkloadError(
-        f"The {option} {name!r} is not in {registry}.{_hint(name, allowed)} Give a name from there, or the import path "
-        f"of a class or function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
-    )
-
-
-def _hint(name: str, allowed: Iterable[str]) -> str:
     names = {candidate.lower(): candidate for candidate in allowed}
     near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return WorkloadError(
+        f"The {option} {name!r} is not in {registry}.{hint} Give a name from there, or the import path "
+        f"of a class or function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
+    )
 
 
 def module_of(path: str) -> str:
@@ -226,10 +223,10 @@ def find(path: str, option: str) -> Any:
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        public = [name for name in vars(module) if not name.startswith("_")]
+        public = [name for name, value in vars(module).items() if name[0] != "_" and callable(value)]
+        has = ", ".join(difflib.get_close_matches(attribute, public, 12, 0.0)) or "none"
         raise WorkloadError(
-            f"The {option} {path} was not found: the module {module_of(path)} has no {attribute!r}."
-            f"{_hint(attribute, public)}"
+            f"No {option} {path}: {found or module_of(path)} has no {attribute!r}; it has {has}."
         ) from None
 
 

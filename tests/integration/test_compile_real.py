@@ -27,7 +27,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as short, pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", short)
         patched.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes that import torch for a graph or two
-        with training_on(folder, fresh=True) as client:
+        with training_on(folder) as client:
             yield client
 
 

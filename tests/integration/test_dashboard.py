@@ -33,7 +33,8 @@ def study(tmp_path):
 def served(study, tmp_path):
     """The command, listening, and its address."""
     with Command(tmp_path, "report", "--live", "--port", "0") as command:
-        yield command, command.said("Dashboard: ")
+        command.until(lambda: "Dashboard: " in command.stdout())
+        yield command, command.stdout().partition("Dashboard: ")[2].split()[0]
 
 
 def asked(url, method="GET"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_rig import Command
+from forked import Forked
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,15 @@ BLOCK = re.compile(r"^(?:<!-- needs: (.+) -->\n)?```(.*)\n((?:.*\n)*?)```$", re.
 NEEDS = {"Slurm", "Docker", "a GPU", "several ranks", "a notebook", "GitHub"}
 """What a test cannot have; it stands before a block as ``<!-- needs: Slurm -->``."""
 COMMAND = re.compile(r"^(\$ |loadtune |python |pip |docker |srun |torchrun |import |from \S+ import )", re.MULTILINE)
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader
+
+make_loader, make_model = lambda: DataLoader([(torch.zeros(4), 0)] * 64, 8), lambda: torch.nn.Linear(4, 2)
+
+if __name__ == "__main__":
+    print(len(list(make_loader())))
+"""
 FILE_NAME = re.compile(r"# (\w+\.py)\b.*\n")  # a block that begins so is that file, or goes on with it
 
 
@@ -32,7 +42,7 @@ def folder_of(page: Path, tmp_path: Path) -> Path:
     stored = tmp_path / "loadtune-results" / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
     stored.mkdir(parents=True)
     (stored / "result.json").write_bytes((ROOT / "tests" / "golden" / "result.json").read_bytes())
-    (tmp_path / "train.py").write_bytes((ROOT / "examples" / "text.py").read_bytes())
+    (tmp_path / "train.py").write_text(TRAIN)
     photos = tmp_path / "photos" / "cats"
     photos.mkdir(parents=True)
     for number in range(256):
@@ -54,10 +64,11 @@ def test_no_block_escapes(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
-    script = folder_of(page, tmp_path) / "page.py"
-    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
-    ran = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=170)
-    assert ran.returncode == 0, ran.stderr
+    folder = folder_of(page, tmp_path)
+    (folder / "page.py").write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    with (tmp_path / "said").open("w") as said:
+        ran = Forked([sys.executable, "page.py"], cwd=folder, env=os.environ, stdout=said, stderr=said)
+    assert ran.wait() == 0, (tmp_path / "said").read_text()
 
 
 LINES = [
@@ -71,18 +82,20 @@ LINES = [
 @pytest.mark.parametrize(("page", "line"), LINES)
 def test_commands_run(page: Path, line: str, tmp_path: Path) -> None:
     """A run is ended once its job is built and has trained a batch. Of the README it is the longest one."""
-    folder, python = folder_of(page, tmp_path / "cwd"), Path(sys.executable)
-    _, is_run, arguments = line.partition("loadtune run ")
-    if not is_run:
+    folder = folder_of(page, tmp_path / "cwd")
+    if "loadtune exec " in line:  # in an interpreter of its own
+        python = Path(sys.executable)
         command = ["bash", "-euc", f'loadtune() {{ {python} -m loadtune "$@"; }}; {line}']
         found = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         subprocess.run(command, cwd=folder, env=found, timeout=170, check=True)
         return
-    with Command(tmp_path, "run", *shlex.split(arguments, comments=True), "--device", "cpu") as running:
-        running.until(lambda: "[calibrate] " in running.stderr())
-        running.signal(signal.SIGINT)
+    words, is_run = shlex.split(line.partition("loadtune ")[2], comments=True), "loadtune run " in line
+    with Command(tmp_path, *words, *(["--device", "cpu"] if is_run else [])) as running:
+        if is_run:
+            running.until(lambda: "[calibrate] " in running.stderr())
+            running.signal(signal.SIGINT)
         ended = running.end()
-    assert (ended.code, ended.left_behind) == (130, [])
+    assert (ended.code, ended.left_behind) == (130 if is_run else 0, []), ended.stderr
 
 
 def anchors(page: Path) -> set[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 from cli_rig import until
+from forked import Forked
 from training_rig import CPU, Windows
 from training_workloads import has_trial
 
@@ -88,8 +89,7 @@ NAMED = [script for script in SCRIPTS if script.stem not in NEEDS]
 def test_the_training_process_trains_what_its_command_names(script: Path, request, monkeypatch, tmp_path: Path) -> None:
     """Described, probed for memory at twice its batch size, and timed."""
     through_a_worker = script.stem in THROUGH_A_WORKER
-    if not through_a_worker:
-        request.getfixturevalue("in_thread")
+    request.getfixturevalue("forked" if through_a_worker else "in_thread")
     monkeypatch.chdir(ROOT)
     spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
     with TrainingClient(spec, CPU, log_path=tmp_path / "training.log", hang_s=60.0) as training:
@@ -109,11 +109,11 @@ def test_it_is_tuned(tmp_path: Path) -> None:
     """The example with the longest way to a training process: through Lightning, Python objects and pickles. It is
     asked to end once it has measured a trial."""
     pytest.importorskip("lightning")
-    words = [*tune_command(EXAMPLES / "lightning_module.py")[1:], "--time-budget", "120", "--out", tmp_path]
+    words = [*tune_command(EXAMPLES / "lightning_module.py")[1:], "--time-budget", "120", "--out", str(tmp_path)]
     said = tmp_path / "said"
     with said.open("w") as output:
         on_cpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        running = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=on_cpu, stdout=output, stderr=output)
+        running = Forked([sys.executable, *words], cwd=ROOT, env=on_cpu, stdout=output, stderr=output)
     until(lambda: any(map(has_trial, tmp_path.glob("*/*/run.json"))) or running.poll() is not None, 160.0)
     running.send_signal(signal.SIGINT)
     running.wait()

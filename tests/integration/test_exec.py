@@ -41,6 +41,7 @@ def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
         ((sys.executable, "-I", "-c", "pass"), (), 0, "was not active"),
         (("/no/such/command",), (), 2, "cannot be run"),
         (("true",), ("--replay", __file__), 2, "is no result of loadtune exec"),
+        (("true",), ("--batch-size", "64"), 2, "`loadtune run` compares batch sizes"),
     ],
 )
 def test_what_it_cannot_do_is_said(command, options, code, said):

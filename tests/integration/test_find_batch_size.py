@@ -89,7 +89,7 @@ scale = 2.0
 """
 
 
-def test_a_notebooks_cell_and_a_shape():
+def test_a_notebooks_cell_and_a_shape(forked):
     names = {"__name__": "__main__", "Normed": Normed}
     exec(CELL, names)
     model = names["Cell"]()
@@ -132,7 +132,7 @@ def test_a_script_without_a_main_guard(tmp_path):
     assert ended.stdout == "batch 8\nleft [] False\n", ended.stderr
 
 
-def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch):
+def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch, forked):
     called = "loadtune.find_batch_size('calls:Linear', (3, 8, 8))"
     (tmp_path / "calls.py").write_text(f"import loadtune\nfrom training_workloads import Linear\n{called}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -141,7 +141,7 @@ def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch)
         find("calls:Linear", (3, 8, 8))
 
 
-def test_an_interrupt_leaves_nothing_behind(monkeypatch):
+def test_an_interrupt_leaves_nothing_behind(monkeypatch, forked):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 

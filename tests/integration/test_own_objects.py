@@ -24,7 +24,7 @@ class Rows(TensorDataset):
 INPUTS = torch.arange(10_000, dtype=torch.float32)[:, None].repeat(1, 4)
 
 
-def test_a_run_of_objects_keeps_labels_and_is_resumed_with_the_same_objects_alone(tmp_path):
+def test_a_run_of_objects_keeps_labels_and_is_resumed_with_the_same_objects_alone(tmp_path, forked):
     settings = {"device": "cpu", "num_trials": 1, "time_budget_s": 50.0, "max_batch_size": 16}
     settings |= {"precisions": ("fp32",), "fix": {"num_workers": 1}}
     objects = {"dataset": Rows(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}

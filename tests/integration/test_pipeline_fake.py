@@ -14,9 +14,9 @@ from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, YourS
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrainingRun, TrialFailure, Window
 from loadtune.report.store import load_result
+from loadtune.report.wording import interval_text
 from loadtune.run import read_run
 from loadtune.seams import Watch
-from loadtune.units import rate_text
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -45,7 +45,7 @@ def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path) -> None:
     assert math.isclose(result.best.samples_per_s, confirmed.samples_per_s)
     assert result.best.samples_per_s not in {t.measurement.samples_per_s for t in result.trials if t.measurement}
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert rate_text(result.best.samples_per_s) in page
+    assert f"{interval_text(result.best.throughput)} samples/s" in page
     assert page.count("<tr data-outcome=") == len(result.trials)
 
 

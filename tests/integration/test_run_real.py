@@ -19,7 +19,7 @@ def finished(tmp_path_factory):
     """One whole run, shared by the tests that look at what it left; of a model whose loss in bf16 is NaN."""
     words = ("--dataset", "training_workloads:SlowImages", "--model", "training_workloads:NanInBf16")
     home = tmp_path_factory.mktemp("run")
-    with Command(home, *RUN, *words, *SHORT, "--trials", "1", "--batch-size", "16") as command:
+    with Command(home, *RUN, *words, *SHORT, "--trials", "1", "--batch-size", "16", fresh=True) as command:
         ended = command.end()
     (folder,) = (home / "cwd" / "kept").glob("*/*")
     return home, folder, ended
@@ -34,7 +34,7 @@ def test_a_run_ends_with_an_answer_and_leaves_its_own_folder_alone(finished):
     assert json.loads(ended.stdout)["best"] is not None
     assert folder.parent.name == "training_workloads.SlowImages-training_workloads.NanInBf16"
     assert list(home.glob("tmp-*/*")) == []
-    written = [name for name in files_below(home) if name != "stderr"]
+    written = [name for name in files_below(home) if name not in ("stdout", "stderr")]
     assert written == [str((folder / name).relative_to(home)) for name in RUN_FILES]
 
 

@@ -1,9 +1,9 @@
 """A whole script under the tracer."""
 
-import subprocess
 import sys
 from pathlib import Path
 
+from cli_rig import Command
 from typer.testing import CliRunner
 
 import loadtune
@@ -52,11 +52,11 @@ def test_the_command_shows_the_scripts_lines_and_ends_as_the_script_does(tmp_pat
     words = ["memory", "--trace", str(script), "--", "3"]
     begins = "import sys\nimport torch\n\nkept = torch.zeros(1024)\n"
     script.write_text(f"{begins}sys.exit(int(sys.argv[1]))\n")
-    command = [sys.executable, "-m", "loadtune", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    with Command(tmp_path, *words) as command:
+        ended = command.end()
     script.write_text(f"{begins}raise ValueError('no')\n")
     raised = CliRunner().invoke(app, words)
-    assert (ended.returncode, raised.exit_code) == (3, 1)
+    assert (ended.code, raised.exit_code) == (3, 1)
     assert repr(raised.exception) == "ValueError('no')"
     for shown in (ended.stdout, raised.stdout):
         assert "kept = torch.zeros(1024)" in shown

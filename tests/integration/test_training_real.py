@@ -155,3 +155,9 @@ def test_a_watch_that_raises_ends_the_bench_which_may_be_closed_twice_and_starte
     slow.close()
     slow.close()
     assert slow.pid is None
+
+
+def test_a_window_says_that_the_loss_was_not_finite(tmp_path, in_thread):
+    with training_on(tmp_path, "NanAtIndex") as client:
+        run = client.time_training(trial(batch_size=128), 0.1, Windows(4))
+    assert run.windows[-1].loss_is_finite is False

@@ -79,7 +79,10 @@ def invoke(*words: str) -> Result:
 def test_a_run_prints_the_machine_the_answer_and_its_folder(tuner: FakeTuner) -> None:
     ended = invoke("run")
     assert ended.exit_code == 0
-    places = [ended.stdout.index(part) for part in ("16 usable cores", "your settings", "DataLoader(")]
+    example = (
+        "This trains FakeData + resnet50. For your own: loadtune run --dataset FILE.py:NAME --model FILE.py:NAME\n"
+    )
+    places = [ended.stdout.index(part) for part in ("16 usable cores", example, "your settings", "DataLoader(")]
     assert places == sorted(places)
     (folder,) = Path("loadtune-results/FakeData-resnet50").iterdir()
     assert str(folder / "result.json") in ended.stdout
@@ -96,7 +99,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
     words += " --tune compile --fix num_workers=2 --fix pin_memory=off,batch_size=8"
     words += " --max-gpu-memory 24GiB"
-    assert invoke("run", *words.split()).exit_code == 0
+    assert "For your own" not in invoke("run", *words.split()).stdout
     (asked,) = tuner.asked
     data = WorkloadSpec(dataset="CIFAR10", data_root="d", collate="a.b:collate", image_size=32, num_classes=10, seed=4)
     trained = {"model": "a.b:c", "loss": "train.py:loss", "accumulate": 2, "optimizer": "adamw"}

@@ -41,19 +41,8 @@ def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
 
 BUSY = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=1, num_pinned=7)
 RESTED = replace(BUSY, least_unpinned=0, num_pinned=10)
-
-
 TAKING = replace(ten_batches(8.0, (10.0, 15.0)), least_untaken=2, num_taken=10)
 """Eight of ten seconds went into taking ten batches over, while the workers made fifteen."""
-
-
-def test_batches_that_pile_up_before_whoever_takes_them_are_no_rate() -> None:
-    """Steps that waited most of the time, beside workers that made five more than were pinned, or taken."""
-    pinning = replace(ten_batches(9.0, (3.0, 8.0)), least_unpinned=2, num_pinned=9)
-    assert delivered_samples([pinning]) == pytest.approx(9.0)
-    assert delivered_samples([replace(pinning, least_unpinned=0)]) == pytest.approx(15.0)
-    assert delivered_samples([TAKING]) == pytest.approx(10.0)
-    assert delivered_samples([replace(TAKING, least_untaken=0)]) == pytest.approx(15.0), "then it waited for workers"
 
 
 def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> None:

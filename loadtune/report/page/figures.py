@@ -88,7 +88,7 @@ def points(name: str, found: Sequence[Point], **look: Any) -> Trace:
         trace[along] = [each.value for each in spans]
         if any(each.half_width is not None for each in spans):
             above = [None if each.high is None else each.high - each.value for each in spans]
-            below = [None if each.low is None else each.value - each.low for each in spans]
+            below = [None if each.low is None else each.value - max(0.0, each.low) for each in spans]
             drawn = {"type": "data", "color": GREY, "thickness": 2, "width": 0}
             trace[f"error_{along}"] = {**drawn, "array": above, "arrayminus": below}
     return trace
@@ -127,15 +127,15 @@ def lying(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], 
 
 def kind_of(result: TuningResult, config: TrialConfig) -> str:
     """A key of `_KINDS`."""
-    if result.best is not None and config == result.best.config:
-        return "best"
-    return "baseline" if config == result.yours else "measured"
+    if config == result.yours:
+        return "baseline"
+    return "best" if result.best is not None and config == result.best.config else "measured"
 
 
 def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: str) -> str:
     """What is shown of a point: settings, rate, wait, memory."""
     memory = peak_bytes(run, result.device.kind)
-    rate = f"{interval_text(run.throughput)}, {percent_text(run.wait_fraction)} blocked in next(loader)"
+    rate = f"{interval_text(run.throughput)} samples/s, {percent_text(run.wait_fraction)} blocked in next(loader)"
     peak = () if memory is None else (f"peak {bytes_text(memory)}",)
     return "<br>".join((*head, settings_text(config), rate, *peak))
 
@@ -143,7 +143,7 @@ def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: st
 def roofline(result: TuningResult) -> list[Panel]:
     """At the winner's batch size, recipe and pinning."""
     found = result.bottleneck
-    if found is None or result.best is None:
+    if found is None or not found.holds:
         return []
     config = found.config
     tried = [config, *(each.config for each in result.finalists), *(each.config for each in result.trials)]
@@ -181,7 +181,7 @@ def _limits(found: Bottleneck, roof: Sequence[RooflinePoint], top: float) -> lis
     """A line for each resource from 1 worker on: without workers everything happens in turn. Lines above the picture
     are left out."""
     share, lines = {limit.resource: f" {percent_text(limit.probability)}" for limit in found.limits}, list[Trace]()
-    for resource, (colour, dash) in _LINES.items() if found.holds else ():
+    for resource, (colour, dash) in _LINES.items():
         limits = {at.num_workers: at.limits[resource] for at in roof if resource in at.limits and at.num_workers}
         if min(limits.values(), default=top) < top:
             name = RESOURCE_TEXT[resource].removeprefix("the ")
@@ -233,7 +233,7 @@ def contestants(result: TuningResult) -> list[Panel]:
     names = [f"{head}{settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
     means, runs = list[Point](), list[Point]()
     for place, one in enumerate(known):
-        means.append((one.throughput, place, f"mean of {len(one.runs)}: {interval_text(one.throughput)}"))
+        means.append((one.throughput, place, f"mean of {len(one.runs)}: {interval_text(one.throughput)} samples/s"))
         runs += [(run.samples_per_s, place, hover(result, one.config, run)) for run in one.runs]
     bars = points("mean", means, marker={"color": colours, "opacity": 0.35}, orientation="h")
     own = [colours[place] for _, place, _ in runs]

@@ -40,7 +40,7 @@ from loadtune.report.tables import (
     number,
     trial_table,
 )
-from loadtune.report.wording import STAGE_TEXT, limit_text, recipe_line, settings_text
+from loadtune.report.wording import STAGE_TEXT, interval_text, limit_text, recipe_line, settings_text
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
 
 PAGE_FILE = "report.html"
@@ -111,9 +111,9 @@ def _policy(*scripts: str) -> str:
 
 def page_view(result: TuningResult) -> dict[str, Any]:
     """What the template of a run shows."""
-    best, headline = result.best, "No configuration could be confirmed."
+    best, headline = result.best, " ".join(seen_once(result))
     if best is not None:
-        headline = f"{'Keep your settings: ' * (best.config == result.yours)}{settings_text(best.config)}"
+        headline = keep_text(result, best) or settings_text(best.config)
     return {
         "title": f"{result.config.workload.title} on {result.device.name}",
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
@@ -122,7 +122,7 @@ def page_view(result: TuningResult) -> dict[str, Any]:
         "tiles": () if best is None else _tiles(best, result.yours),
         "confirmed": best_and_baseline(result),
         "sections": [Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
-        "code": () if best is None else _code(result, best),
+        "code": _code(result),
         "machine": banner(result.host, result.device),
         "figures": figures(result),
         "changes": changes_code(result),
@@ -133,31 +133,29 @@ def page_view(result: TuningResult) -> dict[str, Any]:
 
 def _tiles(best: Winner, yours: TrialConfig | None) -> tuple[tuple[str, str, str], ...]:
     """Large figures of the answer: name, value, detail."""
-    half, gain = best.half_width_fraction, best.speedup
+    rate, gain = f"{interval_text(best.throughput)} samples/s", best.speedup
     speedup, detail = "not known", "the baseline was not measured"
     if best.config == yours:
-        speedup, detail = "–", "your settings are the answer"
+        speedup, detail = ("not known", "see above") if best.inconclusive else ("–", "your settings are the answer")
     elif gain is not None:
-        speedup, detail = "no difference" if gain.holds(1.0) else ratio_text(gain.value), "too few runs to be sure"
+        speedup, detail = ratio_text(gain.value) if gain.holds(1.0) is False else "not known", "too few runs to be sure"
         if gain.half_width is not None:
             detail = f"{ratio_text(gain.low)} to {ratio_text(gain.high)} (99%)"
-    interval = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%)"
     return (
-        ("throughput", rate_text(best.samples_per_s), interval),
+        ("throughput", rate, "95% interval over runs" if best.half_width_fraction else "no interval: too few runs"),
         ("speed-up over the baseline", speedup, detail),
         ("share of compute-only rate", percent_text(best.compute_fraction), "of the same steps without loading"),
     )
 
 
 def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
-    winners = (result.best, result.best_at_your_batch)
-    kept = dict.fromkeys(said for winner in winners if winner and (said := keep_text(result, winner)))
+    at_yours = result.best_at_your_batch
+    kept = [keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
     notes = result.notes[:MOST_NOTES]
     if more := result.notes[MOST_NOTES:]:
         notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
     return {
-        "Answer": (*kept, *best_with_changes(result), *batch_caution(result)),
-        "Measured once, not confirmed": seen_once(result),
+        "Answer": (*filter(None, kept), *best_with_changes(result), *batch_caution(result)),
         "Bottleneck": bottleneck_sentence(result),
         "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
         "Time taken": (_took(result),),
@@ -167,16 +165,16 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
 
 def _took(result: TuningResult) -> str:
     stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
-    num_failed = sum(trial.failure is not None for trial in result.trials)
-    tried = f"{counted(len(result.trials), 'trial')}{f', of which {num_failed} failed' if num_failed else ''}"
-    return f"{seconds_text(result.seconds)}: {stages or 'nothing was measured'}; {tried}."
+    took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
+    return f"{took}: {stages or 'nothing was measured'}; {tried}."
 
 
-def _code(result: TuningResult, best: Winner) -> list[Section]:
-    """At the user's batch size only what differs from the best."""
-    winners = {"": best} | ({" at your batch size": each} if (each := result.best_at_your_batch) else {})
+def _code(result: TuningResult) -> list[Section]:
+    """Of what is proven better; at the user's batch size only what differs from the best."""
     blocks = dict[str, str]()
-    for where, winner in winners.items():
+    for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
+        if winner is None or winner.config == result.yours:
+            continue
         blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
         blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
     return [Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
@@ -203,17 +201,18 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> d
     ``unread``: files that are no result this loadtune can read, and why.
     """
     newest_first = sorted(results, key=lambda one: one.created, reverse=True)
-    num_confirmed = sum(result.best is not None for result in results)
+    rows = [_row(result) for result in sorted(newest_first, key=lambda one: (_workload(one), _machine(one)))]
+    num_answers = sum(row.outcome == "answer" for row in rows)
     return {
         "title": "Benchmark board",
-        "subtitle": f"{counted(len(results), 'result')}, {num_confirmed} with an answer",
-        "rows": [_row(result) for result in sorted(newest_first, key=lambda one: (_workload(one), _machine(one)))],
+        "subtitle": f"{counted(len(results), 'result')}, {num_answers} with an answer",
+        "rows": rows,
         "unread": unread,
     }
 
 
 def _row(result: TuningResult) -> SortedRow:
-    best = result.best
+    best = None if result.best is None or result.best.inconclusive else result.best
     by_column = {
         "when (UTC)": Cell(result.created[:16].replace("T", " ")),
         "workload": Cell(_workload(result)),

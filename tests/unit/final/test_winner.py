@@ -115,6 +115,15 @@ def test_another_precision_than_the_named_one_is_proven_faster(rate: float, keep
     assert Verdict(found, YOURS, keeps).winner().config.precision == wins
 
 
+def test_a_baseline_that_is_kept_comes_with_the_largest_gain_that_is_not_excluded() -> None:
+    for scale, inconclusive in ((1.0, True), (0.01, False)):
+        own = {8: (0, 200, 100), 4: (-300, -200, -250), 0: (0, 150, 50)}
+        found = of_workers({w: tuple(1000.0 + scale * each for each in rates) for w, rates in own.items()})
+        winner = Verdict(found, config(64, 0)).winner()
+        assert (winner.config, winner.inconclusive) == (config(64, 0), inconclusive)
+        assert winner.rival_gain == difference(found[0], found[2], found, 2)
+
+
 @pytest.mark.parametrize(
     ("rates", "decided"),
     [

@@ -53,6 +53,15 @@ def test_a_model_of_timms_is_built_with_images_of_its_own_size():
     assert "Did you mean resnet18" in str(refused(model="timm:resnet18x"))
 
 
+def test_a_name_that_a_file_does_not_have_is_told_with_the_file_and_the_names_it_has(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "train_of_mine.py"
+    file.write_text("import os\nseed = 1\ndef make_dataset(): ...\ndef _made(): ...\nclass Net: ...\n")
+    for path in ("train_of_mine:nope", f"{file}:nope"):
+        told = f"No dataset {path}: {file} has no 'nope'; it has Net, make_dataset."
+        assert str(refused(dataset=path)) == told
+
+
 @pytest.mark.parametrize(
     ("names", "package", "said"),
     [

@@ -7,6 +7,7 @@ import pytest
 from page_rig import config, cut_short, explained, golden, measured, measurement, with_trials
 
 from loadtune.records.facts import Device
+from loadtune.records.interval import Interval
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
@@ -70,11 +71,11 @@ def test_a_changed_batch_size_comes_with_its_warning_and_code_that_differs_is_sh
 def test_a_run_cut_short_claims_nothing_and_says_what_stands() -> None:
     cut = replace(golden(), cut_short="interrupted", best=None, best_at_your_batch=None, finalists=())
     view = page_view(cut)
-    assert (view["confirmed"], view["code"]) == (None, ())
+    assert (view["confirmed"], view["code"]) == (None, [])
     assert view["warning"] == "Cut short: interrupted. 2 measurements are kept. Nothing was confirmed."
-    assert "4,210 samples/s with batch 256, 16 workers, pinned, fp16" in words(view)
+    assert "4,210 samples/s with batch 256, 16 workers, pinned, fp16" in view["headline"]
     assert "×" not in words(view)
-    assert "No trial was measured" in words(page_view(replace(cut, trials=())))
+    assert "No trial was measured" in page_view(replace(cut, trials=()))["headline"]
     for whole, scope in ((True, "confirmation was complete"), (False, "fewer runs than planned")):
         assert scope in (page_view(replace(golden(), cut_short="interrupted", confirmed_whole=whole))["warning"] or "")
 
@@ -92,6 +93,26 @@ def test_the_table_of_trials_sorts_by_figures_and_marks_the_best_and_every_trial
     assert best == sorted(best)
     assert best[-1] == max(t.measurement.samples_per_s for t in result.trials if t.measurement)
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
+
+
+def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer_and_no_interval_is_drawn_below_0() -> None:
+    result = golden()
+    rival = Interval(value=0.9, low=0.3, high=2.5)
+    kept = replace(result.best, config=result.yours, half_width_fraction=1.2, speedup=None, rival_gain=rival)
+    finalists = tuple(replace(each, half_width_fraction=1.2) for each in result.finalists)
+    view = page_view(replace(result, best=kept, best_at_your_batch=kept, finalists=finalists))
+    assert view["headline"].startswith(
+        "No conclusion: a gain of up to 2.50× is not excluded; throughput is known to ±120%."
+    )
+    assert (view["warning"], view["code"], view["confirmed"].title) == (None, [], "Not confirmed")
+    assert row(view, "samples/s (95% CI)") == ("1,620 (0–3,564)",)
+    assert not any(each.is_best for each in view["trials"])
+    names = {trace["name"] for key in ("trials", "roofline") for panel in view["figures"][key] for trace in panel.data}
+    assert "baseline" in names
+    assert "best" not in names
+    bars = traces(view["figures"]["finalists"])["mean"]
+    assert bars["error_x"]["arrayminus"] == bars["x"]
+    assert board_view([replace(result, best=kept)])["rows"][0].outcome == "no answer"
 
 
 def test_contestants_are_shown_run_by_run_and_gains_are_their_steps_then_changes_of_the_code() -> None:
@@ -114,7 +135,7 @@ def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_
     assert found["95% interval"]["fill"] == "toself"
     lines = {"pinning thread 86%", "GPU 14%", "CPU cores", "worker processes"}  # main is far above
     assert set(found) == {*lines, "95% interval", "predicted", "best"}
-    assert set(traces(roofline(explained(holds=False)))) == {"95% interval", "predicted", "best"}
+    assert roofline(explained(holds=False)) == []
 
 
 def test_only_what_was_measured_with_the_winners_recipe_is_marked() -> None:
