@@ -119,6 +119,10 @@ class FakeTraining:
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
     """What a training run takes before its first window."""
+    build_s: float = 0.0
+    """What describing takes before the first request."""
+    compute_s: float = 0.0
+    """What timing a recipe takes besides its steps."""
     requests: list[tuple[str, int]] = field(default_factory=list)
     until_s: float = math.inf
     """When requests end, as `finish_by` set it."""
@@ -145,10 +149,13 @@ class FakeTraining:
             raise OutOfTimeError("The time budget ended.", phase=phase)
 
     def describe(self) -> WorkloadFacts:
+        if self.build_s and not self.requests:
+            self._spend(self.build_s, "build")
         return self.facts or fake_facts(self.surface)
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         self._begin("compute", batch_size)
+        self._spend(self.compute_s, "compute")
         if failure := self._unfit(recipe, batch_size, "compute"):
             return failure
         compile_s = self._compile(recipe, batch_size)

@@ -97,6 +97,7 @@ def become(words, *, stdout, stderr, env, cwd=".", pass_fds=(), start_new_sessio
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's
     atexit._clear()
     warnings.simplefilter("default")
+    faulthandler.disable()  # it is on, so `enable` alone would leave SIGABRT as a library may have put it back
     faulthandler.enable()
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     loadtune.training.process.subprocess = PROCESSES

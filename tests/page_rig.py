@@ -118,7 +118,7 @@ def cut_short() -> TuningResult:
     )  # fmt: skip
 
 
-def on_cpu(*, num_workers=0, precision="fp32", fused=False, optimizer="sgd", compiled=False):
+def on_cpu(spec=None, *, num_workers=0, precision="fp32", fused=False, optimizer="sgd", compiled=False, **facts):
     """The kept result, as if a CPU had this winner."""
     kept = golden()
     recipe = Recipe(precision=precision, fused_optimizer=fused, compile=compiled)
@@ -126,7 +126,8 @@ def on_cpu(*, num_workers=0, precision="fp32", fused=False, optimizer="sgd", com
     return replace(
         kept,
         device=Device(kind="cpu", name="cpu"),
-        config=replace(kept.config, workload=replace(kept.config.workload, optimizer=optimizer)),
+        config=replace(kept.config, workload=spec or replace(kept.config.workload, optimizer=optimizer)),
+        facts=replace(kept.facts, **facts),
         best=replace(kept.best, config=config),
     )
 

@@ -60,27 +60,30 @@ def resumed(
     return tune_fake(training or FakeTraining(seed=1), folder, config, resume=True, **given)
 
 
-class Impatient(FakeTraining):
-    """Ctrl-C while the workload is built."""
-
-    def describe(self):
-        raise KeyboardInterrupt
+def interrupt(*given: object) -> None:
+    """Ctrl-C in place of a function."""
+    raise KeyboardInterrupt
 
 
 class Killed(BaseException):
     """As SIGKILL: nothing in the tuner handles it."""
 
 
-def kill_at(stage: str, trial_number: int = 0) -> Listener:
+def runs_in(stage: str, trial_number: int = 0) -> Callable[[Progress], object]:
+    """For `killed`: in a run of this stage, after so many trials."""
+    return lambda told: told.stage == stage and told.number > trial_number and told.current_samples_per_s
+
+
+def killed(
+    folder: Path,
+    when: Callable[[Progress], object],
+    config: TuneConfig | None = None,
+    training: FakeTraining | None = None,
+    **given,
+) -> None:
     def listen(progress: Progress) -> None:
-        if progress.stage == stage and progress.number > trial_number and progress.current_samples_per_s:
+        if when(progress):
             raise Killed
 
-    return listen
-
-
-def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeTraining:
-    training = FakeTraining()
     with pytest.raises(Killed):
-        tune_fake(training, folder, config, kill_at(stage, trial_number))
-    return training
+        tune_fake(training or FakeTraining(), folder, config, listen, **given)

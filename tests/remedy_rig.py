@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from fakes import Surface, fake_facts
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import FakeData, ImageFolder
 
 from loadtune.changes import REMEDIES, Situation, in_order
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
-from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.facts import Device
 from loadtune.records.result import Examined
 from loadtune.workload.batches import Batch
 from loadtune.workload.build import Workload
@@ -23,20 +24,6 @@ from loadtune.workload.loaders import LoaderParts
 CPU = Device(kind="cpu", name="cpu")
 GPU = Device(kind="cuda", name="gpu", uuid="GPU-0")
 
-FACTS = WorkloadFacts(
-    dataset_length=1000,
-    input_shape=(3, 32, 32),
-    input_dtype="float32",
-    sample_bytes=12_296,
-    sample_s=1e-3,
-    num_classes=3,
-    num_parameters=10,
-    precisions=("fp32", "fp16", "bf16"),
-    min_batch_size=1,
-    device_name="gpu",
-    memory_capacity_bytes=1 << 34,
-    memory_budget_bytes=1 << 34,
-)
 LOADER = LoaderConfig(batch_size=4, num_workers=2, pin_memory=True)
 
 
@@ -49,12 +36,9 @@ def situation(
     **given: Any,
 ) -> Situation:
     """Of images on a GPU, with two workers, pinned, in fp16. ``given``: fields in place of the plain ones."""
-    plain: dict[str, Any] = {
-        "spec": WorkloadSpec(),
-        "device": GPU,
-    }
+    plain: dict[str, Any] = {"spec": WorkloadSpec(), "device": GPU}
     config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)
-    return Situation(config=config, facts=replace(FACTS, **(facts or {})), **(plain | given))
+    return Situation(config=config, facts=replace(fake_facts(Surface()), **(facts or {})), **(plain | given))
 
 
 def fake_images(transform: Any, num: int = 12) -> Any:

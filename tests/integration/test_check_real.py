@@ -7,13 +7,13 @@ import json
 import pytest
 from cli_rig import Command
 from page_rig import GOLDEN as KEPT
+from study_rig import measured
 from training_rig import spec_of, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
 from loadtune.host import choose_device, read_host
 from loadtune.records.config import TuneConfig
-from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Finalist
 from loadtune.report.store import load_result, write_result
 
@@ -26,10 +26,7 @@ PACE_PER_S = 50.0
 def claiming(rate, folder):
     """A kept result on this machine whose winner reached about so many samples/s, three times."""
     host, kept = read_host(), load_result(KEPT)
-    windows = [
-        Window(start_s=0.0, seconds=10.0, num_steps=100, num_samples=int(10 * rate * r)) for r in (0.98, 1, 1.02)
-    ]
-    runs = tuple(Measurement(windows=(window,), first_batch_s=0.1, seconds=11.0) for window in windows)
+    runs = tuple(measured(rate * r) for r in (0.98, 1, 1.02))
     result = dataclasses.replace(
         kept,
         host=host,

@@ -92,16 +92,9 @@ def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path
     assert f"Batch {result.best.config.batch_size}: " in said_of(result)
 
 
-class Hurried(FakeTraining):
-    """No time for a second run of anything."""
-
-    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.clock.spend(30.0)
-        return FakeTraining.time_training(self, config, window_s, watch)
-
-
 def test_a_gain_that_was_seen_once_is_not_told_and_warns_where_it_is_used(tmp_path: Path) -> None:
-    result = tune_fake(Hurried(), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
+    """There is no time for a second run of anything."""
+    result = tune_fake(FakeTraining(prepare_s=31.0), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
     assert result.best.config == result.yours
     once = "No conclusion: nothing was measured twice. Run again with a larger --time-budget."
     assert page_view(result)["headline"] == once

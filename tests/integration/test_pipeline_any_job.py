@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeTraining, Surface, fake_facts
-from pipeline_rig import Killed, kill_at, tune_fake
+from pipeline_rig import killed, runs_in, tune_fake
 
 import loadtune
 from loadtune.errors import UsageError
@@ -69,8 +69,7 @@ def test_an_option_goes_before_the_users_loader_and_a_run_is_resumed_with_or_wit
     tmp_path: Path,
 ) -> None:
     given = TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
-    with pytest.raises(Killed):
-        tune_fake(training(own_loader=OWN), tmp_path, given, kill_at("confirm"))
+    killed(tmp_path, runs_in("confirm"), given, training(own_loader=OWN))
     first = read_run(tmp_path)
     assert first.yours.loader == replace(OWN, num_workers=2, batch_size=64)
     for number, config in enumerate((given, first.config)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeTraining, Surface
-from pipeline_rig import killed, tune_fake
+from pipeline_rig import killed, runs_in, tune_fake
 
 from loadtune.errors import TrainingError, WorkloadError
 from loadtune.records.config import Fixed, Recipe, TuneConfig
@@ -71,7 +71,7 @@ def test_a_resumed_confirmation_compiles_first_as_far_as_it_can_and_has_its_roun
 ) -> None:
     """A fresh training has compiled nothing: within the runs that would leave one each, and no interval."""
     config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=4)
-    killed(tmp_path, "confirm", config=config)
+    killed(tmp_path, runs_in("confirm"), config)
     assert not read_run(tmp_path).confirmed
     result = tune_fake(kind(seed=1), tmp_path, config, resume=True)
     assert any("torch.compile runs" in note and "6 min 40 s" in note for note in result.notes)

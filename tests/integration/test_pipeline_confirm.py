@@ -10,9 +10,9 @@ from fakes import FakeSensor, FakeTraining, Surface, fake_host
 from pipeline_rig import ALL_TRIALS, tune_fake
 
 from loadtune.errors import OutOfTimeError
-from loadtune.records.config import Precision, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrainingRun, TrialFailure
+from loadtune.records.config import Precision, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import Device
+from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.page.write import page_view
@@ -25,17 +25,10 @@ AFTER = ("confirm", "bounds", "costs")
 """The confirmation and the stages after it."""
 
 
-class Busy(FakeTraining):
-    """Others on the machine: workers take 6 s to start, so a run of the confirmation takes 12 s, and vary more."""
-
-    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.clock.spend(6.0)
-        return super().time_training(config, window_s, watch)
-
-
 def test_on_a_busy_machine_what_may_be_the_answer_is_run_twice_and_told_from_the_baseline(tmp_path: Path) -> None:
+    """Others on the machine: workers take 7 s to start, so a run of the confirmation takes 12 s, and vary more."""
     config = TuneConfig(yours=YourSettings(batch_size=32), time_budget_s=360.0)
-    result = tune_fake(Busy(between_runs=0.065), tmp_path, config)
+    result = tune_fake(FakeTraining(prepare_s=7.0, between_runs=0.065), tmp_path, config)
     runs = {finalist.config: len(finalist.runs) for finalist in result.finalists}
     assert min(runs[result.best.config], runs[result.yours]) >= 2
     assert result.best.speedup.holds(1.0) is False
@@ -132,15 +125,6 @@ def test_where_they_leave_no_conclusion_this_is_said_in_the_answer_and_in_no_not
 STUCK = "dataset[41] (in a batch of 8: 7, 41, 3) did not return for 30 s, in a worker"
 
 
-class SlowToBuild(FakeTraining):
-    build_s = 30.0
-
-    def describe(self) -> WorkloadFacts:
-        if not self.requests:
-            self._spend(self.build_s, "build")
-        return FakeTraining.describe(self)
-
-
 class WorkersHang(FakeTraining):
     """Each run with workers hangs for 30 s."""
 
@@ -192,30 +176,22 @@ def test_a_workload_that_takes_all_of_the_time_to_build_is_an_error_that_says_so
         r"budget of 30 s ended before anything was measured\. .*building the workload took 30 s.* larger --time-budget"
     )
     with pytest.raises(OutOfTimeError, match=words):
-        tune_fake(SlowToBuild(), tmp_path, TuneConfig(time_budget_s=30.5))
-
-
-class Laptop(SlowToBuild):
-    """Two cores beside other programs: torch takes long to import, and a request to begin."""
-
-    build_s = 16.0
-
-    def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        self._spend(2.0, "compute")
-        return FakeTraining.time_compute(self, recipe, batch_size, seconds)
+        tune_fake(FakeTraining(build_s=30.0), tmp_path, TuneConfig(time_budget_s=30.5))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_on_a_slow_machine_calibration_leaves_time_to_confirm_the_baseline_and_another(
     tmp_path: Path, share: float
 ) -> None:
-    """``share``: of the cores that is left by others."""
+    """Two cores beside other programs: torch takes long to import, and a request to begin. ``share``: of the cores that
+    is left by others."""
     rates: dict[Precision, float] = {"fp32": 6.0 * share, "bf16": 4.0 * share}
     surface = Surface(
         compute_per_s=rates, channels_last_gain=1.15, fused_gain=1.0, half_batch=1.0, sample_s=0.01 / share
     )
     host = fake_host(num_usable_cores=2, num_gpus=0)
-    device, training = Device(kind="cpu", name="Laptop"), Laptop(surface, prepare_s=1.0 / share)
+    device = Device(kind="cpu", name="Laptop")
+    training = FakeTraining(surface, prepare_s=1.0 / share, build_s=16.0, compute_s=2.0)
     shown = list[Progress]()
     result = tune_fake(training, tmp_path, TuneConfig(time_budget_s=60.0), shown.append, host, device)
     assert result.cut_short is None

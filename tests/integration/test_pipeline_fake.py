@@ -186,13 +186,7 @@ def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
     tmp_path: Path, point_s: float, most_s: float
 ) -> None:
     """Slow to probe: a search and two rounds are run all the same."""
-
-    class Probed(FakeTraining):
-        def time_compute(self, recipe, batch_size, seconds):
-            self.clock.spend(point_s)
-            return FakeTraining.time_compute(self, recipe, batch_size, seconds)
-
-    result = tune_fake(Probed(between_runs=0.05), tmp_path, TuneConfig())
+    result = tune_fake(FakeTraining(between_runs=0.05, compute_s=point_s), tmp_path, TuneConfig())
     assert result.seconds < most_s
     assert len(result.trials) >= 6
     assert min(len(finalist.runs) for finalist in result.finalists) >= 2

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 import pytest
 from fakes import FakeSensor, FakeTraining
-from pipeline_rig import ALL_TRIALS, killed, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, interrupt, killed, resumed, runs_in, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
@@ -167,9 +167,6 @@ def test_progress_that_cannot_be_shown_a_sensor_that_raises_and_ctrl_c_at_the_pa
     def listen(progress: Progress) -> None:
         raise OSError(28, f"No space left on device, {progress.left_s}")
 
-    def interrupt(*given: object) -> None:
-        raise KeyboardInterrupt
-
     training = FakeTraining()
     monkeypatch.setattr(tuner, "write_page", interrupt)
     result = tune_fake(training, tmp_path, ALL_TRIALS, listen, sensor=Broken(training.clock))
@@ -208,7 +205,7 @@ def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_wa
 
 def test_a_trial_that_was_cut_off_is_not_left_running_in_the_study(tmp_path: Path) -> None:
     more = TuneConfig(num_trials=4)
-    killed(tmp_path, "study", 2, more)
+    killed(tmp_path, runs_in("study", 2), more)
     assert "RUNNING" in {trial.state.name for trial in study_of(tmp_path).trials}
     result = resumed(tmp_path, more)
     assert "RUNNING" not in {trial.state.name for trial in study_of(tmp_path).trials}

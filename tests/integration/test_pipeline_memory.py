@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
-from pipeline_rig import Killed, resumed, tune_fake
+from pipeline_rig import killed, resumed, tune_fake
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
@@ -15,7 +15,6 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import TuningResult
-from loadtune.records.telemetry import Progress
 from loadtune.run import read_run
 from loadtune.seams import Watch
 
@@ -166,13 +165,8 @@ def test_a_predicted_ceiling_stays_where_little_time_is_left_or_the_probe_fails(
 
 @pytest.mark.parametrize("stage", ["verify", "confirm"])
 def test_a_run_that_was_cut_off_about_the_verification_verifies_once(tmp_path: Path, stage: str) -> None:
-    def listen(progress: Progress) -> None:
-        if progress.stage == stage:
-            raise Killed
-
     config = TuneConfig(num_trials=5)
-    with pytest.raises(Killed):
-        tune_fake(Listing(LARGE), tmp_path, config, listen, device=GPU)
+    killed(tmp_path, lambda progress: progress.stage == stage, config, Listing(LARGE), device=GPU)
     assert sum(c.verified for c in read_run(tmp_path).ceilings) == (stage == "confirm")
     training = Listing(LARGE, seed=1)
     result = resumed(tmp_path, config, training, device=GPU)

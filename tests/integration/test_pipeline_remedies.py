@@ -13,7 +13,7 @@ from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Examined, Loading, Remedies, TriedRemedy, TuningResult
 from loadtune.report.store import load_result
 from loadtune.run import read_run
-from tests.pipeline_rig import Killed, kill_at, resumed, tune_fake
+from tests.pipeline_rig import killed, resumed, runs_in, tune_fake
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -76,8 +76,7 @@ def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None
 
 
 def test_a_resumed_confirmation_judges_the_changes_that_were_searched(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        tune_fake(training(remedy_gains=TWO), tmp_path, ALL, kill_at("confirm"))
+    killed(tmp_path, runs_in("confirm"), ALL, training(remedy_gains=TWO))
     before = read_run(tmp_path)
     assert any(trial.config.remedies for trial in before.trials)
     after = resumed(tmp_path, ALL, training(seed=1, remedy_gains=TWO))

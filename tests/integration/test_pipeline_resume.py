@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
-from pipeline_rig import ALL_TRIALS, GPU, Impatient, Killed, finished, kill_at, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, GPU, finished, interrupt, killed, resumed, runs_in, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import LoadtuneError, ResultError, UsageError, WorkloadError
@@ -34,10 +34,6 @@ def interrupt_at(stage: str) -> Listener:
     return listen
 
 
-def interrupt(*given: object) -> None:
-    raise KeyboardInterrupt
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -52,8 +48,7 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = tune_fake(quiet(), tmp_path / "whole", config)
-    with pytest.raises(Killed):
-        tune_fake(quiet(), tmp_path / "cut", config, kill_at("study", 2))
+    killed(tmp_path / "cut", runs_in("study", 2), config, quiet())
     result = resumed(tmp_path / "cut", config, quiet())
     assert [(each.config, each.predicted) for each in result.trials] == [
         (each.config, each.predicted) for each in whole.trials
@@ -62,12 +57,7 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
 
 @pytest.mark.parametrize("stage", ["calibrate", "study"])
 def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tmp_path: Path, stage: str) -> None:
-    def listen(progress: Progress) -> None:
-        if progress.stage == stage:
-            raise Killed
-
-    with pytest.raises(Killed):
-        tune_fake(FakeTraining(), tmp_path, None, listen)
+    killed(tmp_path, lambda progress: progress.stage == stage)
     before, training = read_run(tmp_path), FakeTraining(seed=1)
     result = resumed(tmp_path, None, training)
     assert bool(before.ceilings) == bool(before.compute_points) == (stage == "study")
@@ -80,14 +70,8 @@ def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tm
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in the second round of its confirmation."""
-    folder, training = tmp_path_factory.mktemp("cut"), FakeTraining()
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "confirm" and len(read_run(folder).confirmed) == 5:
-            raise Killed
-
-    with pytest.raises(Killed):
-        tune_fake(training, folder, listener=listen)
+    folder = tmp_path_factory.mktemp("cut")
+    killed(folder, lambda progress: progress.stage == "confirm" and len(read_run(folder).confirmed) == 5)
     return folder
 
 
@@ -112,6 +96,12 @@ def test_a_run_that_went_to_its_end_is_not_resumed_and_stays_as_it_was(tmp_path:
         resumed(tmp_path, replace(ALL_TRIALS, num_trials=30), training)
     assert training.requests == []
     assert files(tmp_path) == before
+
+
+class Impatient(FakeTraining):
+    """Ctrl-C while the workload is built."""
+
+    describe = interrupt  # type: ignore[assignment]
 
 
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +141,7 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
     """Where samples wait, how many workers are worth a trial depends on the time budget and on what a sample took."""
     waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
     longer = TuneConfig(num_trials=3, time_budget_s=600.0)
-    with pytest.raises(Killed):
-        tune_fake(FakeTraining(facts=waits), tmp_path, longer, kill_at("study", 1))
+    killed(tmp_path, runs_in("study", 1), longer, FakeTraining(facts=waits))
     before = read_run(tmp_path).num_workers
     assert max(before) > 16, "more than there are cores"
     result = resumed(tmp_path, replace(longer, time_budget_s=100.0), FakeTraining(facts=waits, seed=1))
@@ -201,8 +190,7 @@ OTHERS: tuple[tuple[dict[str, Any], str], ...] = (
 def test_another_machine_job_code_or_version_is_refused_and_named_once_and_what_changes_by_itself_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Killed):
-        tune_fake(built_of(*CODE), tmp_path, None, kill_at("confirm"))
+    killed(tmp_path, runs_in("confirm"), training=built_of(*CODE))
     before = files(tmp_path)
     for differs, told in OTHERS:
         given = {"config": ALL_TRIALS, "training": built_of(*CODE)} | differs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune import UsageError
@@ -18,20 +18,7 @@ from loadtune.workload.loaders import LoaderParts
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 
 
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def collate(samples):
-    return torch.tensor(samples)
-
-
-def started(worker_id):
-    pass
+NUMBERS = list(range(24))
 
 
 def won(loader: LoaderConfig) -> TuningResult:
@@ -48,14 +35,14 @@ def settings(num_workers: int, batch_size: int = 4) -> LoaderConfig:
 def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
     generator = torch.Generator()
     loader = DataLoader(
-        Numbers(),
+        NUMBERS,
         8,
         shuffle=True,
         num_workers=1,
-        collate_fn=collate,
+        collate_fn=torch.tensor,
         drop_last=True,
         timeout=7,
-        worker_init_fn=started,
+        worker_init_fn=torch.manual_seed,
         multiprocessing_context="spawn",
         generator=generator,
     )
@@ -64,7 +51,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
     assert tuned.persistent_workers
     assert tuned.dataset is loader.dataset
     assert tuned.sampler is loader.sampler
-    assert (tuned.collate_fn, tuned.worker_init_fn) == (collate, started)
+    assert (tuned.collate_fn, tuned.worker_init_fn) == (torch.tensor, torch.manual_seed)
     assert (tuned.drop_last, tuned.timeout, tuned.generator) == (True, 7, generator)
     assert tuned.multiprocessing_context.get_start_method() == "spawn"
     assert (loader.batch_size, loader.num_workers) == (8, 1)
@@ -75,7 +62,7 @@ class Counting(DataLoader[int]):
 
 
 def test_a_loader_of_another_class_is_warned_about() -> None:
-    loader = Counting(Numbers(), 8)
+    loader = Counting(NUMBERS, 8)
     assert LoaderParts.of(loader).loader_class == "Counting"
     with pytest.warns(UserWarning, match="loader is a Counting; the new one is a torch.utils.data.DataLoader"):
         tuned = won(settings(0)).apply(loader)
@@ -83,9 +70,9 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for plain in (DataLoader, loadtune.DataLoader):
-            assert won(settings(0)).apply(plain(Numbers(), 8)).batch_size == 4
+            assert won(settings(0)).apply(plain(NUMBERS, 8)).batch_size == 4
 
 
 def test_what_is_no_loader_is_refused() -> None:
-    with pytest.raises(UsageError, match="apply got a value of type Numbers; it takes"):
-        load_result(KEPT).apply(Numbers())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="apply got a value of type list; it takes"):
+        load_result(KEPT).apply(NUMBERS)  # type: ignore[arg-type]

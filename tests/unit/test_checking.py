@@ -6,22 +6,18 @@ import random
 
 import pytest
 from page_rig import GOLDEN as KEPT
+from study_rig import measured
 
 from loadtune.checking import MIN_RUNS, answer_of, judged
 from loadtune.errors import ResultError
-from loadtune.records.measurement import Measurement, Window
+from loadtune.records.measurement import Measurement
 from loadtune.records.result import Finalist, Unconfirmed
 from loadtune.report.compare import mean_of, ratio_of
 from loadtune.report.store import load_result
 
 
-def run_at(rate: float) -> Measurement:
-    window = Window(start_s=0.0, seconds=10.0, num_steps=100, num_samples=round(10 * rate))
-    return Measurement(windows=(window,), first_batch_s=0.1, seconds=12.0)
-
-
 def around(mean: float, num: int = 4) -> list[Measurement]:
-    return [run_at(mean * factor) for factor in (1.0, 1.01, 0.99, 1.0, 1.01, 0.99)[:num]]
+    return [measured(mean * factor) for factor in (1.0, 1.01, 0.99, 1.0, 1.01, 0.99)[:num]]
 
 
 def outcome(runs: list[Measurement], tolerance: float = 0.05, then: list[Measurement] | None = None) -> str:
@@ -56,10 +52,10 @@ def test_looking_after_every_run_calls_the_truth_wrong_as_seldom_as_it_says() ->
     """Six runs then, up to eight runs now; 4% between runs, tolerance 10%."""
     random_, wrong = random.Random(1), {"held": 0, "fell": 0}
     for _ in range(150):
-        then = [run_at(1000.0 * math.exp(random_.gauss(0, 0.04))) for _ in range(6)]
+        then = [measured(1000.0 * math.exp(random_.gauss(0, 0.04))) for _ in range(6)]
         for truth, mistaken in ((1.0, "fell"), (0.80, "held")):
             runs: list[Measurement] = []
             while not runs or (len(runs) < 8 and outcome(runs, 0.10, then) == "unclear"):
-                runs.append(run_at(truth * 1000.0 * math.exp(random_.gauss(0, 0.04))))
+                runs.append(measured(truth * 1000.0 * math.exp(random_.gauss(0, 0.04))))
             wrong[mistaken] += outcome(runs, 0.10, then) == mistaken
     assert max(wrong.values()) <= 0.04 * 150

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 import loadtune.host
 from loadtune.cli import app
 from loadtune.ending import termination_as_interruption
-from loadtune.errors import ResultError, WorkloadError
+from loadtune.errors import OutOfTimeError, ResultError, WorkloadError
 from loadtune.options import TABLE
 from loadtune.records.config import DIMENSIONS, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.result import TuningResult
@@ -170,6 +170,13 @@ def test_an_error_of_the_users_code_comes_with_its_traceback_and_ours_where_it_i
     assert ended.exit_code == 2
     assert "Traceback" in ended.stderr
     assert [path.name for path in Path("loadtune-results").glob("*/*/*")] == ["training.log"]
+
+
+@pytest.mark.parametrize("stuck", [None, "dataset[41] (in a batch of 16: 7, 41, …) did not return for 12 s"])
+def test_the_log_is_kept_where_the_error_says_that_it_has_the_stacks(tuner: FakeTuner, stuck: str | None) -> None:
+    tuner.error = OutOfTimeError("The time budget ended.", stuck=stuck)
+    assert invoke("run").exit_code == 2
+    assert len(list(Path().rglob("training.log"))) == (stuck is not None)
 
 
 @pytest.mark.parametrize(

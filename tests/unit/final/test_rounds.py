@@ -4,20 +4,16 @@ from itertools import pairwise
 
 import pytest
 from fakes import FakeClock
+from study_rig import RUN_S, measured
 
 from loadtune.final.rounds import alternate
 from loadtune.final.winner import LOOKS
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
-from loadtune.records.measurement import Measurement, TrialFailure, Window
+from loadtune.records.measurement import TrialFailure
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
 FAILURE = TrialFailure(kind="crash", phase="training", message="")
-RUN_S = 10.0
-
-
-def measured():
-    windows = (Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=100),)
-    return Measurement(windows=windows, first_batch_s=0.1, seconds=RUN_S)
+RUN = measured(100.0)
 
 
 def ran(
@@ -35,7 +31,7 @@ def ran(
 
     def run(config):
         clock.spend(RUN_S)
-        return FAILURE if config in fails else measured()
+        return FAILURE if config in fails else RUN
 
     outcomes = alternate(
         configs,
@@ -79,7 +75,7 @@ def test_after_an_interruption_the_looks_fall_out_as_they_did(num_known):
         return (A, B) if len(seen) == 9 else (A,)
 
     whole = ran(undecided=undecided)
-    known = [(config, measured()) for config in whole[:num_known]]
+    known = [(config, RUN) for config in whole[:num_known]]
     again = ran(undecided=undecided, known=known)
     assert [again.count(each) for each in (A, B, C)] == [whole.count(each) for each in (A, B, C)]
 
@@ -106,7 +102,7 @@ def test_all_run_twice_although_it_is_late_and_the_needed_where_that_is_too_long
 
 
 def test_what_is_known_comes_first_and_is_not_run_again():
-    known = [(A, measured()), (B, measured()), (C, measured()), (C, measured())]
+    known = [(A, RUN), (B, RUN), (C, RUN), (C, RUN)]
     order = ran(known=known)
     assert order[:4] == [A, B, C, C]
     assert order[4:6] == [B, A], "the round that was cut off is ended"
@@ -114,5 +110,5 @@ def test_what_is_known_comes_first_and_is_not_run_again():
 
 
 def test_what_failed_once_before_an_interruption_is_asked_again():
-    assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1 + LOOKS[-1]
-    assert ran(known=[(A, measured()), (B, FAILURE), (B, FAILURE)]).count(B) == 2
+    assert ran(known=[(A, RUN), (B, FAILURE)]).count(B) == 1 + LOOKS[-1]
+    assert ran(known=[(A, RUN), (B, FAILURE), (B, FAILURE)]).count(B) == 2

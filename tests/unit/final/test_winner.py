@@ -6,24 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from study_rig import measured
+from study_rig import measured, trial
 
 from loadtune.final.doubts import ruled_out
 from loadtune.final.rounds import pick_finalists
 from loadtune.final.winner import LOOKS, Outcome, Verdict, difference, finalists
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.records.result import Finalist, Trial
+from loadtune.records.result import Finalist
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
     return TrialConfig(loader=LoaderConfig(batch_size=batch_size, num_workers=num_workers), recipe=Recipe())
-
-
-def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
-    failure = None if rate else TrialFailure(kind="crash", phase="training", message="")
-    measurement = measured(rate) if rate else None
-    return Trial(number=number, config=what, origin="search", measurement=measurement, failure=failure)
 
 
 LEADER, YOURS, AT_YOURS, SECOND, SMALL = (config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12)))
@@ -235,10 +229,3 @@ def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
     alone, picked = (difference(found[1], found[0], found, num_rivals) for num_rivals in (1, 3))
     assert alone.value == picked.value
     assert picked.low < alone.low < alone.high < picked.high
-
-
-def test_ties_go_to_the_smallest() -> None:
-    found = of_workers({8: (1000.0,), 4: (985.0,)})
-    winner = Verdict(found, None).winner()
-    assert winner.config.loader.num_workers == 4
-    assert winner.speedup is None

@@ -16,7 +16,6 @@ from loadtune.records.config import WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure
 
-TESTS = Path(__file__).resolve().parents[2]
 BLOCKS = ("--dataset", "training_workloads:Images", "--model", "account_rig:Blocks")
 SMALL = (*BLOCKS, "--batch-size", "4", "--device", "cpu")
 

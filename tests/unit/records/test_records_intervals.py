@@ -3,15 +3,11 @@
 import math
 
 import pytest
-from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import chi
 
 from loadtune.records.interval import ALLOWANCE, half_width_fraction, largest_t
-
-positive = st.floats(min_value=0.1, max_value=10.0)
-windows = st.lists(st.tuples(st.integers(1, 1000), positive), min_size=2, max_size=30)
 
 
 def test_three_windows_by_hand() -> None:

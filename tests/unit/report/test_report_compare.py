@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from page_rig import golden
+from study_rig import measured
 
 from loadtune.errors import ResultError
 from loadtune.records.config import WorkloadSpec
-from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import TuningResult
 from loadtune.report.compare import Mean, compare, mean_of, ratio_of
 
@@ -74,19 +74,14 @@ def test_a_run_without_a_winner_or_with_an_unconfirmed_one_is_said() -> None:
     assert "no batch size to keep" in compare(unasked, FAST, keep_batch_size=True).notes[0]
 
 
-def run_at(rate: float) -> Measurement:
-    window = Window(start_s=0.0, seconds=100.0, num_steps=100, num_samples=round(100 * rate))
-    return Measurement(windows=(window,), first_batch_s=1.0, seconds=102.0)
-
-
 def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
-    return mean_of([run_at(mean * math.exp(random_.gauss(0, spread))) for _ in range(4)])
+    return mean_of([measured(mean * math.exp(random_.gauss(0, spread))) for _ in range(4)])
 
 
 def test_one_run_on_a_side_gives_no_interval_and_identical_runs_leave_no_doubt() -> None:
-    ratio = ratio_of(mean_of([run_at(1000.0), run_at(1010.0)]), mean_of([run_at(500.0)]))
+    ratio = ratio_of(mean_of([measured(1000.0), measured(1010.0)]), mean_of([measured(500.0)]))
     assert (round(ratio.value, 3), ratio.low, ratio.high) == (0.498, None, None)
-    ratio = ratio_of(mean_of([run_at(100.0)] * 2), mean_of([run_at(50.0)] * 2))
+    ratio = ratio_of(mean_of([measured(100.0)] * 2), mean_of([measured(50.0)] * 2))
     assert (ratio.low, ratio.value, ratio.high) == (0.5, 0.5, 0.5)
 
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from page_rig import golden
+from page_rig import golden, on_cpu
 from torch import nn
 
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
-from loadtune.records.facts import Device
-from loadtune.records.result import TuningResult
 from loadtune.report.export import changed_lines, loader_code, step_code
 
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
@@ -19,17 +17,6 @@ WORKERS = TrialConfig(
     loader=LoaderConfig(batch_size=8, num_workers=2, pin_memory=True, prefetch_factor=4), recipe=Recipe()
 )
 LOSS = nn.functional.cross_entropy
-
-
-def on_cpu(spec: WorkloadSpec | None = None, **facts: bool) -> TuningResult:
-    """The golden result of this workload, as if measured on a CPU."""
-    kept = golden()
-    return replace(
-        kept,
-        device=Device(kind="cpu", name="Xeon"),
-        config=replace(kept.config, workload=spec or WorkloadSpec()),
-        facts=replace(kept.facts, **facts),  # type: ignore[arg-type]
-    )
 
 
 def net() -> nn.Sequential:
@@ -52,7 +39,7 @@ def test_the_loader_gets_just_what_was_chosen(config: TrialConfig) -> None:
 def test_the_training_step_and_the_lines_of_it_that_change_run_and_train(
     precision: Any, optimizer: OptimizerName
 ) -> None:
-    result = on_cpu(WorkloadSpec(optimizer=optimizer))
+    result = on_cpu(optimizer=optimizer)
     recipe = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True)
     config, model = replace(PLAIN, recipe=recipe), net()
     before = model[0].weight.detach().clone()

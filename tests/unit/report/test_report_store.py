@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.errors import ResultError, UsageError
+from loadtune.errors import ResultError
 from loadtune.records.result import TuningResult
 from loadtune.report import store
 
@@ -27,13 +27,6 @@ def keep(result: TuningResult, folder: Path, created: str) -> None:
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
     names = [store.new_run_folder(tmp_path, "w", AT).name for _ in range(3)]
     assert names == ["2026-11-20T17-03-12Z", "2026-11-20T17-03-12Z-2", "2026-11-20T17-03-12Z-3"]
-
-
-@pytest.mark.parametrize("taken", ["file", "file/below", "file/w"])
-def test_an_out_that_is_a_file_is_told(tmp_path: Path, taken: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--out is .*file"):
-        store.new_run_folder(tmp_path / taken, "w", AT)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -5,7 +5,6 @@ import torch
 from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks, plan_of
 from loop_rig import LINE
 from torch import nn
-from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.footprint.account import owned
@@ -44,13 +43,7 @@ def conv_net() -> nn.Module:
 
 
 def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") -> tuple[StepAccount, FakeBooks]:
-    workload = workload_of(
-        None,
-        conv_net(),
-        lambda model, inputs, targets: cross_entropy(model(inputs), targets),
-        num_classes=5,
-        optimizer=optimizer,
-    )
+    workload = workload_of(None, conv_net(), num_classes=5, optimizer=optimizer)
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload)
     batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)

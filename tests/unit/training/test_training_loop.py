@@ -76,17 +76,6 @@ def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_st
     assert [window.num_skipped_steps for window in windows] == [6, 0, 0]
 
 
-def test_a_worker_is_timed_by_its_own_clock_also_where_the_loop_waits_for_one_of_each_round_alone() -> None:
-    loader = EndlessLoader(workload_of(Sleeping(SLOW_S)), LoaderConfig(batch_size=2, num_workers=2))
-    with contextlib.closing(loader):
-        for _ in range(12):
-            loader.next_batch()
-        times = loader.times()
-    assert times["batch_s"] >= 2 * SLOW_S
-    assert times["first_batch_s"] >= times["ready_s"] + 2 * SLOW_S
-    assert times["ready_s"] > 0
-
-
 def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     windows = run(SleepingTrainer(step_s=SLOW_S), Sleeping(0.0), num_workers=1, num_windows=3)
     assert windows[-1].queue_end is not None

@@ -9,7 +9,6 @@ import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
 from torch import nn
-from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.records.config import Recipe
@@ -103,13 +102,9 @@ class NoEvaluation(Watched):
         raise NotImplementedError("this model is for training only")
 
 
-def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(model(inputs), targets)
-
-
 def run(model: Watched, line: Any = LINE, **asked: Any) -> FitReport:
     dataset: Any = [(torch.zeros(4), 0)]
-    workload = workload_of(dataset, model, task)
+    workload = workload_of(dataset, model)
     trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
     samples = torch.rand(3, 4), torch.arange(3)
     wanted = BatchTry(recipe=Recipe(), batch_size=BATCH, **asked)

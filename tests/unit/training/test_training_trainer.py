@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.records.config import Recipe, WorkloadSpec
@@ -23,15 +22,11 @@ def gray() -> nn.Module:
     )
 
 
-def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(model(inputs), targets)
-
-
 @pytest.fixture
 def workload() -> Workload:
     torch.manual_seed(0)
     dataset: Any = [(torch.zeros(1, 8, 8), 0)]
-    return workload_of(dataset, gray(), task)
+    return workload_of(dataset, gray())
 
 
 def strides(model: nn.Module) -> list[tuple[int, ...]]:
