@@ -7,6 +7,7 @@ from dataclasses import replace
 from loadtune.errors import TrainingError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, largest_host_batch, verifying_seconds
 from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
+from loadtune.records.answer import LAST_SHARE
 from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
@@ -14,7 +15,7 @@ from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
-from loadtune.run import FINAL_SHARE, LAST_SHARE, SEARCH_SHARE, Run
+from loadtune.run import FINAL_SHARE, SEARCH_SHARE, Run
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, seconds_text

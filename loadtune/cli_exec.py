@@ -1,5 +1,6 @@
 """``loadtune exec``: a training script as it is, with its loaders tuned while it trains."""
 
+import difflib
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _INJECTED = Path(__file__).parent / "inflight" / "inject"
 _FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
+_OPTIONS = ("--out", "--max-workers", "--freeze", "--exact", "--dry-run", "--until-tuned", "--replay", "--verbose")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -79,10 +81,13 @@ def exec_(
                 why = f"{replay} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
                 raise UsageError(f"--replay: {why}. Name an inflight.json of `loadtune exec --out`.") from None
         if command[0].startswith("-"):
-            raise UsageError(
-                f"`loadtune exec` has no option {command[0]}: it sets only the number of workers, while your command "
-                "trains. `loadtune run` compares batch sizes and precisions; `loadtune exec --help` lists the options."
+            why = (
+                "It sets only the number of workers, while your command trains. `loadtune run` compares batch sizes "
+                "and precisions; `loadtune exec --help` lists the options."
             )
+            near = difflib.get_close_matches(command[0], _OPTIONS, 1)
+            todo = f"Did you mean {near[0]}?" if near else why
+            raise UsageError(f"`loadtune exec` has no option {command[0]}. {todo}")
         options = Options(
             max_workers=None if max_workers is None else number_of("--max-workers", int, max_workers, 1),
             freeze=tuple(freeze or ()),
@@ -99,7 +104,8 @@ def exec_(
         try:
             code = _run_tuned(command, options, out)
         except OSError as error:
-            raise UsageError(f"{command[0]} cannot be run: {error}. Give a command after --.") from None
+            own = f"Give a command after --, as in: loadtune exec -- python {command[0]}"
+            raise UsageError(f"{command[0]} cannot be run ({error.strerror}). {own}") from None
     _end_as(code)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError
 from loadtune.limits.memory import MemoryProbe
-from loadtune.records.answer import Failed
+from loadtune.records.answer import LAST_SHARE, Failed
 from loadtune.records.config import Precision, Recipe, TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
@@ -41,17 +41,14 @@ T = TypeVar("T")
 RUN_FILE = "run.json"
 
 FINAL_SHARE = 0.23
-"""Of the time budget, for the rounds of the final: no other stage takes it away, and they take no more. Three rounds
-of three contestants take about 50 s on an H200; the default is 55 s. The compute-only rates after them make it a
-quarter."""
+"""Of the time budget, for the rounds of the final: no other stage takes it away, and they take more only while
+throughput is known to worse than `confirmation.ROUGH`. Three rounds of three contestants take about 50 s on an H200;
+the default is 55 s. The compute-only rates after them make it a quarter."""
 
 SEARCH_SHARE, CODE_SHARE, LARGE = 0.2, 0.1, 0.15
 """Of the time budget, for a search, and as much again for each dimension of ``--tune``; for the one with changes of the
 code. An improvement that is expected to be larger than this, on the logarithm, is worth all the time that the final can
 spare."""
-
-LAST_SHARE = 0.04
-"""Of the time budget, for what comes after the final."""
 
 PLAN = {"study": (SEARCH_SHARE, CODE_SHARE + FINAL_SHARE), "changes": (CODE_SHARE, FINAL_SHARE)}
 PLAN |= {"verify": (0.0, FINAL_SHARE), "confirm": (FINAL_SHARE, 0.0)}

@@ -86,8 +86,8 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """A speed-up: ``2.31×``."""
-    return MISSING if ratio is None else f"{ratio:.2f}×"
+    """A speed-up: ``2.31×``, ``14.9×``."""
+    return MISSING if ratio is None else f"{number_text(ratio)}×"
 
 
 def _figures(value: float, figures: int = 3) -> str:

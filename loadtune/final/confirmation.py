@@ -17,6 +17,9 @@ from loadtune.run import FINAL_SHARE, Run
 from loadtune.search.search import Search
 from loadtune.search.segment import outcome_text, timed
 
+ROUGH = 0.15
+"""Half width of a 95% interval, as a share of the throughput, above which the final may last as long as the budget."""
+
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""
 
@@ -74,6 +77,10 @@ def _measure(run: Run, search: Search) -> None:
         verdict = _verdict(run, seen)
         return {config for size in _sizes(run) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
 
+    def is_rough(seen: Sequence[Outcome]) -> bool:
+        ran = max(finalists(seen, run.trials), key=lambda each: len(each.runs), default=None)
+        return ran is not None and (ran.half_width_fraction or 1.0) > ROUGH
+
     alternate(
         configs,
         measured,
@@ -81,6 +88,7 @@ def _measure(run: Run, search: Search) -> None:
         run.confirm_until_s,
         needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch),
         undecided=undecided,
+        is_rough=is_rough,
         answer_by_s=run.answer_until_s,
         known=known,
         seed=run.config.seed,

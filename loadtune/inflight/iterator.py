@@ -129,6 +129,8 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         return known
     if tuners:
         account.name += f" ({len(tuners) + 1})"
+    if options.freeze and is_new:
+        told.say(None, f"{account.name} is tuned: --freeze does not name it")
     replayed = learnt = None
     if options.replay is not None:
         found = told.read(Path(options.replay))

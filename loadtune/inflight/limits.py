@@ -36,6 +36,8 @@ class Bound(NamedTuple):
 
     @property
     def text(self) -> str:
+        if self.reason == "cores":
+            return "the CPU cores have no time for more"
         return f"no more are allowed by {self.reason}{_HINTS.get(self.reason, '')}"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler
 
 from loadtune.errors import raised_by_handler
 from loadtune.inflight import account as told
@@ -40,6 +41,8 @@ _LOOKING = ("watching", "judging", "resting")
 _SETTLED = ("resting", "left alone")
 _FORK_CPU_S, _IMPORT_CPU_S = 0.02, 3.0
 """CPU seconds in which a worker starts, until they are measured: a forked one, and one that imports torch."""
+_CLEAR = 0.1
+"""Share by which a whole epoch is faster than the batches before the change, so that it is no chance."""
 _STARTING_S = 0.01
 """Seconds of the loop for each worker that starts."""
 _LOOKS_AGAIN, _OTHER = 4, 0.2
@@ -99,13 +102,17 @@ class Tuner:
         self.tried: list[int] = []
         self.change: tuple[int, Reading] | None = None
         """The newest: workers before it, and what was measured with them. None: none."""
+        self.is_for_next = False
+        self.before_epoch_s: float | None = None
+        """Whether that waits for the next epoch; and seconds of epochs before it, which a whole epoch has to beat."""
         self.num_looks, self.decided_s = 0, 0.0
         """Times that it watched again; seconds a batch when it began to rest."""
         self.cores = Shared.cores()
         """Of this rank, when that was last asked for."""
-        self.cpu_rate = self.own_cpu_s = self.begins_s = 0.0
-        """Cores that its workers keep busy; CPU seconds in ``next()`` where it has none; and seconds until the first
-        batches of its epochs came."""
+        self.cpu_rate = self.own_cpu_s = 0.0
+        """Cores that its workers keep busy; and CPU seconds in ``next()`` where it has none."""
+        self.epoch_then: tuple[int, int, float] | None = None
+        """When this epoch began: workers, batches so far, seconds so far. None: it is not whole with these workers."""
         is_forked = private.start_method(loader.multiprocessing_context) == "fork"
         self.start_cpu_s = _FORK_CPU_S if is_forked else _IMPORT_CPU_S
         self.steps = Steps(-1)
@@ -130,7 +137,8 @@ class Tuner:
         is_less = number == self.own or (number > self.own) != (found.num_workers > self.own)
         if is_less or (found.draws_random and self.options.exact):
             return
-        for name in ("load_s", "cpu_s", "first_samples_per_s", "batch_bytes", "batch_tensors", "draws_random"):
+        first = ("first_samples_per_s", "first_blocked_fraction", "first_begin_s", "first_epoch_s", "batch_size")
+        for name in ("load_s", "cpu_s", "batch_bytes", "batch_tensors", "draws_random", *first):
             setattr(self.account, name, getattr(found, name))
         self.target = number
         self.say(f"begins with {counted(number, 'worker')}, as an earlier run found")
@@ -163,7 +171,9 @@ class Tuner:
         self.last_end: float | None = None
         self.blocked_then_s = 0.0
         self.num_delivered = 0
-        self._delivering(self.iterator.num_delivering, 0)
+        number = self.iterator.num_delivering
+        self._delivering(number, 0)
+        self.epoch_then = number, self.account.num_batches, self.account.total_s
         for batch, replayed in self._replayed(self.epoch):
             if batch > 0:
                 self.iterator.switch(replayed, at=batch)
@@ -175,15 +185,43 @@ class Tuner:
             self.account.blocked_s += now - self.begun
             self.account.total_s += now - self.last_end - (Shared.blocked_s - self.blocked_then_s)
             self.last_end = None
+            self._whole_epoch()
         if Shared.trying is self and self.account.state != "judging":
             Shared.trying = None
         if not self.view.pin_memory and not sys.is_finalizing() and torch.cuda.is_available():
             self.account.advise("pin_memory=True: batches go to the GPU while it computes")
         begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own > 0
-        if begins_often and self.begins_s > 0.05 * self.account.total_s:
-            self.account.advise(
-                "persistent_workers=True: workers start once; from the second epoch on the order of samples changes"
-            )
+        if begins_often and self.account.begins_s > 0.05 * self.account.total_s:
+            shuffles = isinstance(self.view.sampler, RandomSampler)
+            order = "; shuffling then differs" if shuffles else ""
+            self.account.advise(f"persistent_workers=True starts workers once, not in each epoch{order}")
+
+    def _whole_epoch(self) -> None:
+        """What an epoch took, with the start and the end of its workers. Where epochs are too short for a window of
+        steps, the workers on trial are judged by that."""
+        account, (number, batches, seconds) = self.account, self.epoch_then or (-1, 0, 0.0)
+        account.epoch_batches, epoch_s = account.num_batches - batches, account.total_s - seconds
+        if number != self.steps.num_workers or not account.epoch_batches:
+            return
+        account.num_epochs, account.epochs_s = account.num_epochs + 1, account.epochs_s + epoch_s
+        if number == self.own:
+            account.first_epoch_s = account.epochs_s / account.num_epochs
+        if account.state == "starting" and self.is_for_next:
+            self.before_epoch_s = epoch_s
+        if self.learnt_file is not None and account.state == "resting" and number == self.target and account.load_s:
+            told.write_learnt(self.learnt_file, account)
+        if self.change is None or number == self.change[0]:
+            return
+        is_judging, before_s = account.state == "judging", self.before_epoch_s
+        limit_s = 0.0 if before_s is None else (0.95 if is_judging else 1.0) * before_s
+        if before_s is None and len(self.steps.blocked) < 2 * GROUP:
+            limit_s = (1 - _CLEAR) * account.epoch_batches * self.change[1].total_s
+        if is_judging and epoch_s < limit_s:
+            Shared.trying = None
+            self.say(account.change_text())
+            self._rest("workers")
+        elif before_s is not None and account.num_epochs == 1 and epoch_s > limit_s:
+            self._take_back(self.change[0])
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
         """Run a part of the tuner. Its error ends the tuner; the loop goes on with the user's settings."""
@@ -264,7 +302,9 @@ class Tuner:
         account.num_batches += 1
         if self.last_end is None:
             blocked_s, self.opening_s = blocked_s + self.opening_s, 0.0
-            self.begins_s += blocked_s
+            account.begins_s += blocked_s
+            if account.first_begin_s is None and self.steps.num_workers == self.own:
+                account.first_begin_s = blocked_s
         else:
             between_s = max(0.0, self.begun - self.last_end - (Shared.blocked_s - self.blocked_then_s))
             complete = self.steps.add(blocked_s, between_s, self.num_ready)
@@ -305,10 +345,12 @@ class Tuner:
             account.switches.append({"epoch": self.epoch, "batch": batch, "num_workers": number})
             self._say_random()
         if number != self.steps.num_workers:
+            if account.first_blocked_fraction is None and account.total_s:
+                account.first_blocked_fraction = account.blocked_s / account.total_s
             self.steps = Steps(number)
             account.earlier_blocked_s, account.earlier_total_s = account.blocked_s, account.total_s
-            account.earlier_batches = account.num_batches
-            account.samples_per_s = None
+            account.earlier_begins_s, account.num_epochs, account.epochs_s = account.begins_s, 0, 0.0
+            account.samples_per_s, self.epoch_then = None, None
         self.steps.skip, self.clocks, account.num_workers = max(3, 2 * number), None, number
         if number == self.target and account.state == "starting":
             account.state = "judging"
@@ -347,11 +389,12 @@ class Tuner:
         most = self.options.max_workers
         return limits.most_workers(work, account, self.prefetch_factor, self.cores - others, most, worker_pid)
 
-    def _best_number(self, reading: Reading, work: Work, most: int) -> tuple[int, float]:
-        """How many workers end the rest soonest, and the seconds that they save."""
+    def _best_number(self, reading: Reading, work: Work, most: int, *, from_next: bool = False) -> tuple[int, float]:
+        """How many workers end the rest soonest, or a whole epoch, and the seconds that they save."""
         try:  # those of another epoch, too, where workers are persistent
             length = len(self.sampler) * (2 if self.view.persistent_workers else 1)
-            left: float = math.inf if self.options.until_tuned else length - self.num_delivered
+            # Whoever only wants the number trains whole epochs with it.
+            left: float = length - (0 if from_next or self.options.until_tuned else self.num_delivered)
         except Exception:  # a sampler without a length, or with one that only its own loader can tell
             left = math.inf
 
@@ -405,11 +448,20 @@ class Tuner:
         if want <= now or any(abs(want / one - 1) < 0.15 for one in self.tried):
             self._rest(bound.reason if is_bound else "workers", bound.text if is_bound else None)
         elif saved_s <= 0:
-            self._rest("workers", "training ends too soon for more workers to pay off")
+            self._from_next_epoch(reading, work, bound.most)
         else:
             self._switch(want, reading, work)
 
-    def _switch(self, want: int, reading: Reading, work: Work) -> None:
+    def _from_next_epoch(self, reading: Reading, work: Work, most: int) -> None:
+        """The rest of this epoch is too short for more workers, but the next one may begin with them."""
+        want, saved_s = self._best_number(reading, work, most, from_next=True)
+        is_kept = self.view.persistent_workers or self.several_ranks  # and ranks step together
+        if saved_s <= 0 or want <= self.steps.num_workers or is_kept:
+            self._rest("workers", "an epoch is too short for more workers to pay off")
+        else:
+            self._switch(want, reading, work, at_once=False)
+
+    def _switch(self, want: int, reading: Reading, work: Work, *, at_once: bool = True) -> None:
         now = self.steps.num_workers
         reason = self.trust.reason_against()
         if self.account.draws_random and self.options.exact:
@@ -426,26 +478,28 @@ class Tuner:
             self._leave(reason)
         else:
             self._say_random()
-            self.change, self.target = (now, reading), want
+            self.change, self.target, self.is_for_next, account = (now, reading), want, not at_once, self.account
+            self.before_epoch_s = account.epochs_s / account.num_epochs if account.num_epochs else None
+            self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
             self.tried.append(want)
             Shared.trying, self.account.state = self, "starting"
-            self.iterator.switch(want)
+            self.say(f"tries {counted(want, 'worker')}{'' if at_once else ' from the next epoch on'}")
+            if at_once:
+                self.iterator.switch(want)
 
     def _judging(self, reading: Reading) -> None:
         assert self.change is not None
         (was, before), now = self.change, self.steps.num_workers
+        if self.is_for_next:
+            return
         fewer = now < was
         gained = measure.has_gained(reading, before, now, may_tie=fewer or self.several_ranks)
         if gained is None:
             return
-        Shared.trying = None
         if not gained:
-            self.target = None if was == self.own else was
-            self.say(f"{was} → {counted(now, 'worker')} gained nothing; back to {was}")
-            self.iterator.switch(was)
-            self._rest("handing batches over")
-            self.account.num_workers = was
+            self._take_back(was)
             return
+        Shared.trying = None
         limit = "the step" if not reading.waits else "cores" if fewer else "workers"
         self.say(f"{self.account.change_text()}; {_LIMITED[limit]}")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
@@ -459,6 +513,14 @@ class Tuner:
             self._switch(idle, reading, work)
         else:
             self._rest(limit)
+
+    def _take_back(self, was: int) -> None:
+        Shared.trying, self.target = None, None if was == self.own else was
+        self.say(f"{was} → {counted(self.steps.num_workers, 'worker')} gained nothing; back to {was}")
+        if not self.iterator.has_ended:
+            self.iterator.switch(was)
+        self._rest("handing batches over")
+        self.account.num_workers, self.account.reason = was, f"{self.steps.num_workers} gained nothing"
 
     def _rest(self, bottleneck: str, reason: str | None = None) -> None:
         account = self.account

@@ -20,8 +20,10 @@ DISTURBED = 0.1
 """Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
 counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
 
-LONGER = "Run again with a larger --time-budget."
-QUIETER = "Run again on a quieter machine, or with a larger --time-budget."
+QUIETER = "Run again on a quieter machine."
+
+LAST_SHARE = 0.04
+"""Of the time budget, for what comes after the final."""
 
 Failed = tuple[TrialConfig, TrialFailure]
 
@@ -83,13 +85,15 @@ def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
 
 def doubt_of(result: TuningResult, winner: Winner) -> str | None:
     """Why a winner that may be used is not confirmed: a sentence. None: it is."""
+    longer = ["with a larger --time-budget"] if _is_spent(result) else []
     if winner.half_width_fraction is None:
-        return f"nothing was measured twice. {LONGER}"
+        return f"nothing was measured twice. {' '.join(['Run again', *longer])}."
     if winner.rival_gain is not None and winner.inconclusive:
         most, busy = winner.rival_gain.high or math.inf, busy_text(result.finalists, result.host)
         gain = f"a gain of up to {ratio_text(most)} is not excluded" if most < 10 else "any gain is possible"
         known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}"
-        return f"{gain}; {known}. {f'{busy} {QUIETER}' if busy else LONGER}"
+        quieter = ["on a quieter machine"] if busy or not longer else []
+        return f"{gain}; {known}. {f'{busy} ' if busy else ''}Run again {', or '.join([*quieter, *longer])}."
     finalist = finalist_of(result, winner.config)
     if finalist is not None and finalist.unconfirmed is not None:
         return finalist.unconfirmed.explanation
@@ -97,6 +101,12 @@ def doubt_of(result: TuningResult, winner: Winner) -> str | None:
         why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
         return f"the run was cut short before every run of the confirmation was made{why}."
     return None
+
+
+def _is_spent(result: TuningResult) -> bool:
+    """Whether the time budget left no time for one more round of the final and, to be safe, one more run."""
+    budget_s, took_s = result.config.time_budget_s, [each.runs[-1].seconds for each in result.finalists]
+    return budget_s - result.seconds <= sum(took_s) + max(took_s, default=0.0) + LAST_SHARE * budget_s
 
 
 def taken_by_others(outcome: object, host: HostFacts) -> tuple[float, str]:

@@ -13,10 +13,10 @@ from loadtune.errors import UsageError
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.export import OPTIMIZER, has_own_loader, loader_code, step_code
-from loadtune.report.sentences import bottleneck_sentence, changes_code, keep_text
+from loadtune.report.sentences import answer_text, bottleneck_sentence, changes_code
 from loadtune.report.store import as_json
 from loadtune.report.tables import winners_table
-from loadtune.report.wording import interval_text, settings_text
+from loadtune.report.wording import settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -70,10 +70,9 @@ def _machine(result: TuningResult) -> str:
 def _provenance(result: TuningResult, winner: Winner) -> str:
     how = "Confirmed" if doubt_of(result, winner) is None else "Measured, but not confirmed,"
     return (
-        f"{keep_text(result, winner)} {how} by loadtune {result.loadtune_version}:"
-        f" {interval_text(winner.throughput)} samples/s in training of {result.config.workload.title}"
-        f" on {_machine(result)}. Run of {result.created}."
-    ).lstrip()
+        f"{answer_text(result, winner)} {how} by loadtune {result.loadtune_version} in training of"
+        f" {result.config.workload.title} on {_machine(result)}. Run of {result.created}."
+    )
 
 
 def _advice(result: TuningResult, winner: Winner, fused: str) -> list[str]:

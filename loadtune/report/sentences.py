@@ -11,12 +11,16 @@ from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.interval import Interval
 from loadtune.records.result import ChangeKind, TriedRemedy, TuningResult, Winner
 from loadtune.report.tables import Section
-from loadtune.report.wording import RESOURCE_TEXT, gain_text, remedy_text, settings_text
+from loadtune.report.wording import RESOURCE_TEXT, gain_text, interval_text, remedy_text, settings_text
 from loadtune.units import counted, number_text, percent_text, rate_text
+
+ASSUMED = {"batch_size", "num_workers", "pin_memory", "precision"}
+"""Settings that a user may leave out."""
 
 _MOSTLY_TEXT = {
     ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
     ("main", "launching"): "the training process, which launches the steps",
+    ("main", "loading"): "the training process, which loads the samples itself",
     ("device", "copying"): "copies to the GPU",
     ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
 }
@@ -52,6 +56,23 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
     return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(timed[rate])}.",)
 
 
+def answer_text(result: TuningResult, winner: Winner) -> str:
+    """The answer, as every view says it: the rate and the gain, or why the user's settings stay.
+
+    The gain alone where the interval of the rate reaches 0: then only the gain is proven.
+    """
+    found, known, gain = finalist_of(result, winner.config), winner.throughput, winner.speedup
+    rate = f"{interval_text(known)} samples/s{' (1 run)' if found and len(found.runs) == 1 else ''}"
+    if kept := keep_text(result, winner):
+        return f"{kept} Baseline: {rate}."
+    base = "PyTorch's defaults" if set(result.assumed) >= ASSUMED else "your settings"
+    if gain is None:
+        return f"{rate}; {base} could not be measured."
+    ratio, _, interval = gain_text(gain, "99% interval ").partition(" ")
+    is_known = known.low is None or known.low > 0
+    return f"{f'{rate}, ' if is_known else ''}{ratio} {base} {interval}."
+
+
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
     """What another batch size changes in training. Empty: it is the baseline's."""
     best, yours = result.best, result.yours
@@ -70,7 +91,7 @@ def keep_text(result: TuningResult, winner: Winner) -> str:
         where, there = f" at batch size {winner.config.batch_size}", " there"
     if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
         return f"No conclusion{where}: {doubt}"
-    if {"batch_size", "num_workers", "pin_memory", "precision"} <= set(result.assumed):
+    if set(result.assumed) >= ASSUMED:
         what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
     most = winner.rival_gain and winner.rival_gain.high
     gains = f"gains more than {percent_text(max(most - 1, 0.001), 1)}" if most else "is proven faster"

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from loadtune.records.answer import finalist_of, loader_kwargs
+from loadtune.records.answer import loader_kwargs
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.export import changed_lines, has_own_loader
 from loadtune.report.sentences import (
+    ASSUMED,
+    answer_text,
     batch_caution,
     best_with_changes,
     bottleneck_sentence,
@@ -22,14 +24,12 @@ from loadtune.report.sentences import (
     steps,
     warning,
 )
-from loadtune.report.wording import gain_text, interval_text, settings_text
+from loadtune.report.wording import interval_text, settings_text
 from loadtune.units import counted, ratio_text
 
 LINES, CODE_END, WIDTH = 22, 12, 100
 
 _EXPORT = "Code: loadtune export --format pytorch".replace(" ", "\N{NO-BREAK SPACE}")
-
-_ASSUMED = ("batch_size", "num_workers", "pin_memory", "precision")
 
 
 def terminal_answer(
@@ -40,6 +40,8 @@ def terminal_answer(
     Without `with_notes` notes are only counted: they were shown while the run went on.
     """
     winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
+    if winner is not None and winner.config == result.yours:
+        winner = result.best  # at another batch size, where something is proven there alone
     warnings = () if warned is None else (warned,)
     head, code, below, said = _wrapped([*warnings, *seen_once(result)]), list[str](), list[str](), list[str]()
     if winner is not None:
@@ -80,30 +82,18 @@ def _spaced(head: list[str], code: list[str], *others: list[str]) -> tuple[str, 
 
 
 def _headline(result: TuningResult, winner: Winner) -> str:
-    """The rate, and the gain over the user's settings."""
-    if kept := keep_text(result, winner):
-        return f"{kept} Baseline: {_rate(result, winner)}."
-    at = f"Batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
-    base = "PyTorch's defaults" if set(_ASSUMED) <= set(result.assumed) else "your settings"
-    over = f"; {base} could not be measured"
-    if winner.speedup is not None:
-        over = f", {gain_text(winner.speedup, '99% interval ')} {base}"
-    return f"{at}{_rate(result, winner)}{over}."
-
-
-def _rate(result: TuningResult, winner: Winner) -> str:
-    found = finalist_of(result, winner.config)
-    once = " (1 run)" if found and len(found.runs) == 1 else ""
-    return f"{interval_text(winner.throughput)} samples/s{once}"
+    """With the batch size, where the user gave one and may get another."""
+    at = f"Batch {winner.config.batch_size}: " if result.best_at_your_batch and winner.config != result.yours else ""
+    return at + answer_text(result, winner)
 
 
 def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     """What another batch size than the user's brings. It changes the optimization, so it is said apart."""
-    best = result.best
+    best, at_yours = result.best, result.best_at_your_batch
     if best is None or best.config.batch_size == winner.config.batch_size:
-        return batch_caution(result)
-    over = "" if best.speedup is None else f", {gain_text(best.speedup, '99% interval ')}"
-    return (f"Batch {best.config.batch_size}: {_rate(result, best)}{over}. Retune the learning rate.",)
+        kept = keep_text(result, at_yours) if at_yours and at_yours != winner else ""
+        return (*batch_caution(result), *([kept] if kept else []))
+    return (f"{_headline(result, best)} Retune the learning rate.",)
 
 
 def _code(result: TuningResult, winner: Winner) -> list[str]:
@@ -146,7 +136,7 @@ def _settings(result: TuningResult, found: Finalist) -> str:
     """With what has to be known of them."""
     kept = result.remedies and result.remedies.config
     marks = {
-        "assumed": found.config == result.yours and bool(set(_ASSUMED) & set(result.assumed)),
+        "assumed": found.config == result.yours and bool(ASSUMED & set(result.assumed)),
         "not confirmed": found.unconfirmed is not None,
         "not proven": bool(found.config.remedies) and found.config != kept,
     }
@@ -159,4 +149,4 @@ def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     changes = result.remedies if winner == result.best else None
     if words and changes is not None and changes.config is not None and changes.gain is not None:
         words.append(f"change of the code {ratio_text(changes.gain.value)}")
-    return (f"Gain in epoch time: {', then '.join(words)}.",) if words else ()
+    return (f"Gain in epoch time: {', then '.join(words)}.",) if words[1:] else ()

@@ -60,7 +60,8 @@ def interval_text(found: Interval) -> str:
 
 def gain_text(gain: Interval, level: str = "") -> str:
     """``1.27× (1.22–1.32)``; with the level of the interval ``1.27× (99%: 1.22–1.32)``."""
-    interval = "no interval" if gain.low is None or gain.high is None else f"{level}{gain.low:.2f}–{gain.high:.2f}"
+    known = gain.low is not None and gain.high is not None
+    interval = f"{level}{number_text(gain.low)}–{number_text(gain.high)}" if known else "no interval"
     return f"{ratio_text(gain.value)} ({interval})"
 
 

@@ -31,7 +31,8 @@ from loadtune.training import TrainingClient
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 UNDER_EXEC = EXAMPLES / "imagenet_ddp.py"
-SCRIPTS = sorted(set(EXAMPLES.glob("*.py")) - {UNDER_EXEC})
+STORE = EXAMPLES / "object_store.py"
+SCRIPTS = sorted(set(EXAMPLES.glob("*.py")) - {UNDER_EXEC, STORE})
 NEEDS = {"huggingface_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 """Packages that loadtune does not need."""
 
@@ -78,6 +79,16 @@ def test_two_ranks_train_under_exec(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"epoch 0: loss \d", ran.stdout)
     assert "ImageFolder at imagenet_ddp.py" in ran.stderr
+
+
+def test_images_of_an_object_store_are_read_under_exec() -> None:
+    pytest.importorskip("torchvision")
+    words = [sys.executable, "-m", "loadtune", "exec", "--", sys.executable, str(STORE), "1"]
+    ran = subprocess.run(words, cwd=ROOT, env=os.environ | {"IMAGES": "64"}, capture_output=True, text=True, timeout=90)
+    assert ran.returncode == 0, ran.stderr  # and the store has ended: it has the pipes, too
+    assert re.fullmatch(r"epoch 0: [\d.]+ s, \d+ images/s\n", ran.stdout)
+    assert "StoredImages at object_store.py" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 THROUGH_A_WORKER = ("detection", "shards")

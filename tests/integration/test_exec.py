@@ -95,3 +95,24 @@ def test_the_script_ends_once_it_is_tuned():
     assert done.stdout == ""
     assert "ends the script" in done.stderr
     assert "Samples at inflight_jobs.py:" in done.stderr
+
+
+SHORT = """
+import sys, time
+from torch.utils.data import DataLoader
+def collate(rows):
+    time.sleep(0.01 * len(rows))
+    return rows
+for epoch in range(int(sys.argv[3])):
+    for batch in DataLoader(range(int(sys.argv[1])), 16, num_workers=int(sys.argv[2]), collate_fn=collate):
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize(("samples", "workers", "epochs"), [(640, 1, 4), (480, 3, 5)])
+def test_epochs_too_short_for_many_steps_are_judged_whole(tmp_path, samples, workers, epochs):
+    """In the second case what is left of an epoch is too short to switch in it."""
+    (tmp_path / "train.py").write_text(SHORT)
+    done = run(sys.executable, str(tmp_path / "train.py"), str(samples), str(workers), str(epochs))
+    assert "an epoch instead of" in done.stderr, done.stderr
+    assert "  to keep it: DataLoader(..., num_workers=" in done.stderr

@@ -21,6 +21,7 @@ from loadtune.report.export import loader_code, step_code
 from loadtune.report.machine import banner, holders_text
 from loadtune.report.page.figures import Panel, figures
 from loadtune.report.sentences import (
+    answer_text,
     batch_caution,
     best_with_changes,
     bottleneck_sentence,
@@ -113,7 +114,8 @@ def page_view(result: TuningResult) -> dict[str, Any]:
     """What the template of a run shows."""
     best, headline = result.best, " ".join(seen_once(result))
     if best is not None:
-        headline = keep_text(result, best) or settings_text(best.config)
+        settings = "" if best.config == result.yours else f"{settings_text(best.config)}: "
+        headline = settings + answer_text(result, best)
     return {
         "title": f"{result.config.workload.title} on {result.device.name}",
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",

@@ -22,6 +22,7 @@ def ran(
     fails=(),
     needed=(A, B),
     undecided=lambda seen: (A, B, C),
+    is_rough=lambda seen: False,
     known=(),
     answer_by_s=None,
     configs=(A, B, C),
@@ -40,6 +41,7 @@ def ran(
         begun + until_s,
         needed=lambda seen, able: needed,
         undecided=undecided,
+        is_rough=is_rough,
         answer_by_s=begun + (until_s if answer_by_s is None else answer_by_s),
         known=known,
     )
@@ -99,6 +101,11 @@ def test_all_run_twice_although_it_is_late_and_the_needed_where_that_is_too_long
     assert ran(0.0, answer_by_s=45.0) == [A, B, C]
     assert ran(0.0, answer_by_s=35.0) == [A, B, C]
     assert ran(0.0, answer_by_s=25.0) == [A, B]
+
+
+@pytest.mark.parametrize(("num_rough", "num_ran"), [(0, 6), (12, 12), (99, 15)])
+def test_while_throughput_is_rough_rounds_last_as_long_as_the_second_may(num_rough, num_ran):
+    assert len(ran(65.0, answer_by_s=165.0, is_rough=lambda seen: len(seen) < num_rough)) == num_ran
 
 
 def test_what_is_known_comes_first_and_is_not_run_again():

@@ -17,7 +17,7 @@ def test_a_folder_of_what_was_found_is_a_table(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     row = shown.output.splitlines()[-1]
-    for cell in ("Folder at train.py:31", "2 → 12", "3,100 (4.4×)"):
+    for cell in ("Folder at train.py:31", "2 → 12", "3,100 samples/s (4.4×)"):
         assert cell in row
     assert len([line for line in shown.output.splitlines() if line.strip()]) == 2
 
@@ -33,19 +33,23 @@ def test_a_rank_that_is_started_again_finds_what_its_machine_had_found(tmp_path:
     assert file != account.learnt_file(one, str(tmp_path), 9), "another length is another dataset"
 
 
-def test_the_rate_over_whole_epochs_comes_first_and_there_is_a_number_to_keep_or_to_try() -> None:
+def test_the_seconds_of_whole_epochs_come_first_and_there_is_a_number_to_keep_or_to_try() -> None:
     found = account.Account(name="Folder at train.py:31", own_workers=4, num_workers=16, batch_size=256)
-    found.first_samples_per_s, found.samples_per_s, found.state = 660.0, 2_200.0, "resting"
-    found.num_batches, found.earlier_batches, found.total_s, found.earlier_total_s = 300, 100, 70.0, 40.0
-    found.blocked_s, found.earlier_blocked_s = 31.5, 27.0
+    found.first_samples_per_s, found.samples_per_s, found.state = 640.0, 2_200.0, "resting"
+    found.num_batches, found.total_s, found.earlier_total_s = 300, 70.0, 40.0
+    found.blocked_s, found.earlier_blocked_s, found.first_blocked_fraction = 31.5, 27.0, 0.675
     found.switches = [{"epoch": 0, "batch": 90, "num_workers": 16}]
     assert account.summary([found]) == [
-        "Folder at train.py:31: 4 → 16 workers, 660 → 2,200 samples/s (3.3×)",
+        "Folder at train.py:31: 4 → 16 workers: 640 → 2,200 samples/s (3.4×)",
         "  to keep it: DataLoader(..., num_workers=16)",
-        "  the loop waits for data 15% of the time",
+        "  waits for data: 68% → 15% of the time",
     ]
-    found.switches.append({"epoch": 1, "batch": 0, "num_workers": 16})
-    assert "660 → 1,707 samples/s (2.6× over whole epochs; 3.3× between their starts)" in account.summary([found])[0]
+    found.num_epochs, found.epochs_s, found.epoch_batches, found.first_begin_s, found.begins_s = 2, 30.0, 100, 5.0, 3.0
+    change, _, waits = account.summary([found])
+    assert change.endswith(": 15 s an epoch instead of about 45 s (3×)"), "256 × 100 ÷ 640 s, and their start"
+    assert waits == "  waits for data: 30 s → 2.2 s in an epoch, 1.5 s of it at the start"
+    found.first_epoch_s = 48.0
+    assert account.summary([found])[0].endswith(": 15 s an epoch instead of 48 s (3.2×)")
     found.state = "judging"
     to_try = "  to try it: DataLoader(..., num_workers=16); the script ended before 16 were compared with 4"
     assert account.summary([found])[1] == to_try

@@ -100,10 +100,11 @@ def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer_and_no_interval_
     rival = Interval(value=0.9, low=0.3, high=2.5)
     kept = replace(result.best, config=result.yours, half_width_fraction=1.2, speedup=None, rival_gain=rival)
     finalists = tuple(replace(each, half_width_fraction=1.2) for each in result.finalists)
-    view = page_view(replace(result, best=kept, best_at_your_batch=kept, finalists=finalists))
-    assert view["headline"].startswith(
-        "No conclusion: a gain of up to 2.50× is not excluded; throughput is known to ±120%."
-    )
+    result = replace(result, best=kept, best_at_your_batch=kept, finalists=finalists)
+    view, spent = page_view(result), page_view(replace(result, seconds=result.config.time_budget_s))
+    told = "No conclusion: a gain of up to 2.50× is not excluded; throughput is known to ±120%. Run again "
+    assert view["headline"].startswith(f"{told}on a quieter machine. Baseline: "), "a third of the time was left"
+    assert spent["headline"].startswith(f"{told}with a larger --time-budget. Baseline: ")
     assert (view["warning"], view["code"], view["confirmed"].title) == (None, [], "Not confirmed")
     assert row(view, "samples/s (95% CI)") == ("1,620 (0–3,564)",)
     assert not any(each.is_best for each in view["trials"])
