@@ -199,10 +199,11 @@ class Tuner:
     def _whole_epoch(self) -> None:
         """What an epoch took, with the start and the end of its workers. Where epochs are too short for a window of
         steps, the workers on trial are judged by that."""
-        account, (number, batches, seconds) = self.account, self.epoch_then or (-1, 0, 0.0)
-        account.epoch_batches, epoch_s = account.num_batches - batches, account.total_s - seconds
-        if number != self.steps.num_workers or not account.epoch_batches:
+        account = self.account
+        if self.epoch_then is None or self.epoch_then[1] == account.num_batches:
             return
+        number, batches, seconds = self.epoch_then
+        account.epoch_batches, epoch_s = account.num_batches - batches, account.total_s - seconds
         account.num_epochs, account.epochs_s = account.num_epochs + 1, account.epochs_s + epoch_s
         if number == self.own:
             account.first_epoch_s = account.epochs_s / account.num_epochs

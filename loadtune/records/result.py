@@ -181,10 +181,9 @@ class Trial(Attempt):
     """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
 
-UnconfirmedReason = Literal["failed", "non_finite_loss", "wide_interval", "above_compute_only"]
+UnconfirmedReason = Literal["failed", "non_finite_loss", "above_compute_only"]
 """``failed`` one of its runs ended in a failure; ``non_finite_loss`` its precision gave a loss that is NaN or infinite;
-``above_compute_only`` it reads more than the same step without a loader, by more than noise explains;
-``wide_interval`` is of 0.1.0."""
+``above_compute_only`` it reads more than the same step without a loader, by more than noise explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

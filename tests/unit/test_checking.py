@@ -37,14 +37,14 @@ def test_nothing_is_said_of_too_few_runs() -> None:
     assert outcome(around(500.0, MIN_RUNS)) == "fell"
 
 
-WIDE = Unconfirmed(reason="wide_interval", explanation="Its interval includes 0.")
+MISREAD = Unconfirmed(reason="above_compute_only", explanation="It reads above compute-only.")
 
 
 def test_a_baseline_that_is_not_confirmed_is_refused() -> None:
     result = load_result(KEPT)
     assert result.best is not None
-    doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0, 4)), unconfirmed=WIDE)
-    with pytest.raises(ResultError, match=r"is not confirmed, so no check could tell\. Its interval includes 0"):
+    doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0, 4)), unconfirmed=MISREAD)
+    with pytest.raises(ResultError, match=r"is not confirmed, so no check could tell\. It reads above compute-only"):
         answer_of(dataclasses.replace(result, finalists=(doubted,)))
 
 
