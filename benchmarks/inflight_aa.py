@@ -1,0 +1,140 @@
+"""What `loadtune exec` costs where nothing can be gained, and how often it says that something was.
+
+    python benchmarks/inflight_aa.py [KIND ...] [--runs 40] [--cores 4] [--json FILE]
+
+Each job has its best number of workers, and runs in pairs, plain and under `loadtune exec`, on the same cores:
+``--runs`` pairs over all kinds on idle cores, and as many with a busy process on each core. Where there are more than
+``--cores``, several pairs run at once.
+
+*Slower* is of the loop alone, from after the imports until its workers have ended: the mean of all pairs and the half
+width of its 95% interval. *Start* is the rest: CPU seconds that the launcher, the hook and their end take.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, stdev
+
+# batch size, hashes a sample, seconds it sleeps, products a step, seconds it sleeps, workers (None: cores), batches
+KINDS = {
+    "the step computes": (16, 50, 0.0, 24, 0.0, 2, 600),
+    "loading computes": (16, 1200, 0.0, 0, 0.0, None, 900),
+    "rows in memory": (16, 1, 0.0, 24, 0.0, 0, 600),
+    "samples sleep": (8, 1, 0.004, 0, 0.008, 8, 500),
+}
+COLUMNS = ("job", "cores", "pairs", "gain printed", "workers changed", "CPU slower", "wall slower", "start, CPU s")
+
+
+def train(kind, cores):
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    torch.set_num_threads(1)
+    size, hashing, sleeping_s, products, step_s, num_workers, num = KINDS[kind]
+    rows, weights = torch.randn(size * num, 256), torch.randn(256, 256)
+
+    class Samples(Dataset):
+        def __len__(self):
+            return len(rows)
+
+        def __getitem__(self, index):
+            hashlib.pbkdf2_hmac("sha256", b"sample", b"salt", hashing)
+            time.sleep(sleeping_s)
+            return rows[index]
+
+    def cpu_s():
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(each.ru_utime + each.ru_stime for each in used)
+
+    begun, begun_s = cpu_s(), time.perf_counter()
+    for batch in DataLoader(Samples(), size, num_workers=cores if num_workers is None else num_workers):
+        wide = batch.repeat(16, 1)
+        for _ in range(products):
+            wide = torch.tanh(wide @ weights)
+        time.sleep(step_s)
+    print("loop", cpu_s() - begun, time.perf_counter() - begun_s)
+
+
+def run(kind, cores, tuned):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, kind, "--train", "--cores", str(len(cores))]
+        if tuned:
+            command = [sys.executable, "-m", "loadtune", "exec", "--out", folder, "--", *command]
+        told, pinned = Path(folder) / "told", ["taskset", "-c", ",".join(map(str, cores)), *command]
+        with told.open("w") as file, subprocess.Popen(pinned, stdout=file, stderr=file) as process:
+            _, process.returncode, used = os.wait4(process.pid, 0)
+        said = told.read_text()
+        assert process.returncode == 0, said
+        loop_cpu_s, loop_s = map(float, re.search(r"loop (\S+) (\S+)", said).groups())
+        found = {"cpu_s": loop_cpu_s, "wall_s": loop_s, "start_s": used.ru_utime + used.ru_stime - loop_cpu_s}
+        if tuned:
+            (loader,) = json.loads((Path(folder) / "inflight.json").read_text())["loaders"]
+            found["gain"] = any(float(each) > 1 for each in re.findall(r"\(([\d.]+)×", said))
+            found["changed"] = loader["num_workers"] != loader["own_workers"]
+            found["said"] = re.findall("loadtune: .*", said)
+        return found
+
+
+def pairs(kinds, num, slots):
+    free = list(slots)
+
+    def pair(number):
+        kind, slot = kinds[number % len(kinds)], free.pop()
+        turn = 1 if number // len(kinds) % 2 else -1  # the one first, then the other
+        figures = [run(kind, slot, tuned) for tuned in (True, False)[::turn]][::turn]
+        free.append(slot)
+        return kind, figures[::-1]
+
+    with ThreadPoolExecutor(len(slots)) as pool:
+        return list(pool.map(pair, range(num)))
+
+
+def row(kind, cores, figures):
+    cells = [kind, cores, len(figures), *(sum(tuned[name] for _, tuned in figures) for name in ("gain", "changed"))]
+    for name in ("cpu_s", "wall_s"):
+        more = [tuned[name] / plain[name] - 1 for plain, tuned in figures]
+        half = 2 * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.nan
+        cells.append(f"{fmean(more):+.1%} ± {half:.1%}")
+    return [*map(str, cells), f"{fmean(tuned['start_s'] - plain['start_s'] for plain, tuned in figures):.2f}"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--runs", type=int, default=40, help="pairs on idle cores, and as many beside load")
+    parser.add_argument("--cores", type=int, default=4, help="of one run")
+    parser.add_argument("--json", type=Path, help="for the figures of each run")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.train:
+        train(given.kinds[0], given.cores)
+        return
+    usable, kinds, kept, rows = sorted(os.sched_getaffinity(0)), given.kinds or list(KINDS), {}, []
+    slots = [usable[at : at + given.cores] for at in range(0, max(1, len(usable) - given.cores + 1), given.cores)]
+    for cores in ("idle", "busy"):
+        busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+        beside = [["taskset", "-c", str(core), sys.executable, "-c", busy] for core in usable if cores == "busy"]
+        load = [subprocess.Popen(each) for each in beside]
+        kept[cores] = pairs(kinds, given.runs, slots)
+        for each in load:
+            each.kill()
+            each.wait()
+        for kind in [*kinds, "all"]:
+            rows.append(row(kind, cores, [figures for name, figures in kept[cores] if kind in (name, "all")]))
+    (given.json or Path(os.devnull)).write_text(json.dumps(kept))
+    for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows):
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
