@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from loadtune.adopt import apply as apply
     from loadtune.adopt import best_loader_kwargs as best_loader_kwargs
     from loadtune.adopt import best_recipe as best_recipe
-    from loadtune.batch_size import find_batch_size as find_batch_size
     from loadtune.errors import DeviceError as DeviceError
     from loadtune.errors import LoadtuneError as LoadtuneError
     from loadtune.errors import MachineMismatchError as MachineMismatchError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from loadtune.report.compare import compare as compare
     from loadtune.report.forms import export as export
     from loadtune.report.store import load_result as load_result
+    from loadtune.tuner import find_batch_size as find_batch_size
     from loadtune.tuner import tune as tune
     from loadtune.workload.adapters import from_lightning as from_lightning
     from loadtune.workload.adapters import from_trainer as from_trainer
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "adopt": "best_loader_kwargs best_recipe",
-    "batch_size": "find_batch_size",
     "errors": "DeviceError LoadtuneError MachineMismatchError MachineMismatchWarning NothingFitsError OutOfTimeError"
     " ResultError TrainingError UsageError WorkloadError",
     "footprint.trace": "trace_memory",
@@ -54,7 +53,7 @@ _HOMES = {
     "report.compare": "compare",
     "report.forms": "export",
     "report.store": "load_result",
-    "tuner": "tune",
+    "tuner": "find_batch_size tune",
     "workload.adapters": "from_lightning from_trainer lightning_loss",
 }
 _HOME = {name: f"loadtune.{module}" for module, names in _HOMES.items() for name in names.split()}

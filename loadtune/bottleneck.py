@@ -15,8 +15,7 @@ from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Bottleneck, ChangeKind, Finalist, PredictedChange, RooflinePoint, Trial
 from loadtune.run import Run
-from loadtune.search.search import Search, points_at, segments_of
-from loadtune.search.searching import known_job
+from loadtune.search.search import Search, known_job, points_at, segments_of
 
 MISSED = 0.05
 """Predictions are said to miss where so many misses would be less likely than this, if each had its 5%."""
@@ -91,7 +90,7 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
     measured = [
         (config, each)
         for config, each in run.timed
-        if config.precision in searched.recipes and (search.is_modelled(config) or config == winner.config)
+        if config.precision in searched.recipes and (searched.has(config) or config == winner.config)
     ]
     numbers = {*searched.num_workers, winner.config.loader.num_workers}
     job = known_job(run, facts, searched)

@@ -1,10 +1,15 @@
 """Before the search: the workload is built, and each precision calibrated: recipe, memory ceiling, compute curve. After
-it: the ceiling of the best precision is verified."""
+it: the ceiling of the best precision is verified.
+
+A run that was cut short continues. A study never mixes machines, versions, workloads or search spaces: a difference is
+named, and nothing is measured.
+"""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 
-from loadtune.errors import TrainingError, WorkloadError
+from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, largest_host_batch, verifying_seconds
 from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
 from loadtune.records.answer import LAST_SHARE
@@ -13,10 +18,10 @@ from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
 from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.report.machine import others_text
+from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
-from loadtune.resuming import check_same_workload
-from loadtune.run import FINAL_SHARE, SEARCH_SHARE, Run
-from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
+from loadtune.run import FINAL_SHARE, SEARCH_SHARE, Resumable, Run, read_run
+from loadtune.search.baseline import assumed_settings, batch_problems, other_problems, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, seconds_text
 
@@ -37,18 +42,16 @@ def start(run: Run) -> WorkloadFacts:
         yours = with_facts(run.config.yours, facts)  # settings of the user's own loader count as given
         run.config, run.assumed = replace(run.config, yours=yours), assumed_settings(yours)
         if before is None:
-            check_against_facts(run.config, facts, run.device.kind)
-            run.tell(_facts_text(facts))
+            for problem in (*batch_problems(run.config, facts), *other_problems(run.config, facts, run.device.kind)):
+                raise UsageError(problem)
+            shape = "×".join(map(str, facts.input_shape))
+            samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
+            trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
+            loaded = f"loaded in {seconds_text(facts.sample_s)} each{trained}"
+            run.tell(f"{samples} of {shape} {facts.input_dtype}, {loaded}")
             run.note(*stream_notes(facts))
         run.save()
     return facts
-
-
-def _facts_text(facts: WorkloadFacts) -> str:
-    shape = "×".join(map(str, facts.input_shape))
-    samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
-    trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
-    return f"{samples} of {shape} {facts.input_dtype}, loaded in {seconds_text(facts.sample_s)} each{trained}"
 
 
 def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
@@ -189,3 +192,84 @@ def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
         f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} {fit}, up to "
         f"{ceiling.safe_batch_size} with 5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
     )
+
+
+# A run that was cut short
+
+_MAY_DIFFER = ("num_trials", "time_budget_s", "out", "device", "remedies")
+"""Of a TuneConfig: how long, where to, and what is tried on the answer; the device is compared as it was chosen."""
+
+_OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "num_listed_cores", "torch", "cuda")
+"""Not the hostname, which is another with each start of a container; RAM, Python and driver are compared apart."""
+
+_OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
+
+_SAME_RAM = 0.05
+"""Share by which the RAM of one machine may shrink: a kernel keeps a little for itself, another one a little more.
+Virtual machines grow, 31 GiB to 256 was seen."""
+
+_RESUMED = "This run was resumed"
+
+
+def restore(run: Run) -> None:
+    """Put what was found before into `run`. Raises ResultError where that run had ended, or where this is not the same
+    machine or the same job."""
+    kept = read_run(run.folder)
+    if kept.ended:
+        raise ResultError(f"The run in {run.folder} went to its end, so nothing is left of it to resume. Run again.")
+    ram = [each.host.ram_total_bytes for each in (kept, run)]
+    is_less = ram[0] - ram[1] > _SAME_RAM * ram[0]
+    less = f"the RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}" if is_less else None
+    _refuse_unlike(_identity(kept, kept.facts), _identity(run, kept.facts), less)
+    for each in fields(Resumable):
+        if each.kw_only:  # the others are of this part
+            setattr(run, each.name, getattr(kept, each.name))
+    run.training.num_trainings = len(run.trials) + len(run.confirmed)
+    with suppress(ResultError):  # there is none that could be read
+        run.earlier = load_result(run.folder / RESULT_FILE)
+    run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
+    before = counted(len(kept.trials) + len(kept.confirmed), "measurement")
+    run.notes.append(f"{_RESUMED}, with {before} made before. The time taken is that of this part alone.")
+    run.tell(run.notes[-1])
+
+
+def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
+    """Raise ResultError where dataset or model are not what was measured before."""
+    was_seen = then.torchvision is not None and now.torchvision is not None  # None: the job did not use it
+    names = (*_OF_THE_WORKLOAD, *(("torchvision",) if was_seen else ()))
+    were, are = ({name: getattr(facts, name) for name in names} for facts in (then, now))
+    code = {part.name: part.sha256 for part in then.code}
+    # What is there once alone is no difference: whatever uses it differs too, or it is not used.
+    changed = [part.name for part in now.code if code.get(part.name, part.sha256) != part.sha256]
+    other = f"the code of the workload has changed ({', '.join(changed)})" if changed else None
+    _refuse_unlike(were, are, other)
+
+
+def _identity(run: Resumable, facts: WorkloadFacts | None) -> dict[str, object]:
+    """What has to be the same, by name."""
+    host, device, config = run.host, run.device, run.config
+    if facts is not None:  # of a loader's own settings some may be given now
+        config = replace(config, yours=with_facts(config.yours, facts))
+    options = asdict(config)
+    return {
+        "loadtune": run.version,
+        "kind": device.kind,
+        "uuid": device.uuid,
+        "name": device.name,
+        **{name: getattr(host, name) for name in _OF_THE_MACHINE},
+        "python": host.python.rpartition(".")[0],  # 3.12.4 mends 3.12.3
+        "driver": host.driver if device.kind == "cuda" else None,
+        **options.pop("workload"),
+        **options.pop("yours"),
+        **{name: value for name, value in options.items() if name not in _MAY_DIFFER},
+    }
+
+
+def _refuse_unlike(then: Mapping[str, object], now: Mapping[str, object], other: str | None) -> None:
+    """Raise ResultError where something is not the same, or where there is an ``other`` difference."""
+    unlike = [f"{name} was {then[name]!r} and is {value!r}" for name, value in now.items() if then[name] != value]
+    if differences := [*unlike, *([other] if other else [])]:
+        raise ResultError(
+            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine, one version"
+            " and one workload. Run without --resume."
+        )

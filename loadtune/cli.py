@@ -190,7 +190,7 @@ def doctor(
         if json:
             typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}).decode(), nl=False)
         else:
-            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry))), sys.stdout)
+            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry))))
 
 
 for _command in (memory, report, export, compare):

@@ -1,6 +1,7 @@
 """``loadtune exec``: a training script as it is, with its loaders tuned while it trains."""
 
 import difflib
+import json
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,26 +118,39 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
     from loadtune.inflight import account as told
     from loadtune.inflight.environment import EXEC_VARIABLE
 
-    with tempfile.TemporaryDirectory(prefix="loadtune-") as name:
+    with tempfile.TemporaryDirectory(prefix="loadtune-", ignore_cleanup_errors=True) as name:
         before = os.environ.get("PYTHONPATH")
         ours = replace(options, folder=name, launcher=(socket.gethostname(), os.getpid()))
         path = f"{_INJECTED}{os.pathsep}{before}" if before else str(_INJECTED)
-        variables = {"PYTHONPATH": path, EXEC_VARIABLE: ours.as_variable()}
+        variables = {"PYTHONPATH": path, EXEC_VARIABLE: json.dumps(asdict(ours))}
         if (cache := os.environ.get(told.CACHE_VARIABLE)) is not None:
             variables[told.CACHE_VARIABLE] = os.path.abspath(cache)  # the script may go to another folder
         code = _run(command, os.environ | variables)
-        found = [each for path in sorted(Path(name).glob("*.json")) for each in told.read(path)]
-        for line in told.summary(found) or [_why_nothing(Path(name), code)]:
-            told.print_line(line)
-        known = {part for each in found for part in each.name.split(" at ")}
-        for unknown in set(options.freeze) - known if found else ():
-            told.print_line(f"--freeze {unknown}: no loader has this name.")
+        with told.ending():
+            _tell(Path(name), options, out)
+    return code
+
+
+def _tell(folder: Path, options: "Options", out: Path | None) -> None:
+    """Say what the processes found, and write it. The first file that cannot be read is named; the others count."""
+    from loadtune.inflight import account as told
+
+    found, unread = list[told.Account](), list[str]()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found += told.read(path)
+        except (OSError, ValueError) as error:
+            unread.append(f"what process {path.stem} found is left out: {error}.")
+    for line in [*told.summary(found), *unread[:1]] or [_why_nothing(folder)]:
+        told.print_line(line)
+    known = {part for each in found for part in each.name.split(" at ")}
+    for unknown in set(options.freeze) - known if found else ():
+        told.print_line(f"--freeze {unknown}: no loader has this name.")
     if out is not None:
         try:
             told.write(found, out)
         except OSError as error:
             told.print_line(f"--out {out}: the result could not be written ({error.strerror}).")
-    return code
 
 
 def _end_as(code: int) -> None:
@@ -163,16 +177,16 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         as_before()
 
 
-def _why_nothing(folder: Path, code: int) -> str:
+def _why_nothing(folder: Path) -> str:
     if not (folder / "began").exists():
         return (
             "was not active: no Python process loaded it. Python leaves PYTHONPATH out under -I and -E, and "
             "sitecustomize under -S. `loadtune.install()` in the script does the same."
         )
+    if (folder / "failed").exists():
+        return "was not active, so nothing was tuned."
     if not (folder / "hooked").exists():
         return "no process imported torch's DataLoader, so nothing was tuned."
-    if code:
-        return "the script ended before it read a batch, so nothing was tuned."
     return (
         "no torch DataLoader was iterated, so nothing was tuned. Classes with an iterator of their own "
         "(StatefulDataLoader, DALI, WebDataset) are left alone."

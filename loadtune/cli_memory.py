@@ -73,10 +73,8 @@ def memory(
             return
         if arguments:
             raise UsageError(f"{arguments[0]!r} stands without an option. Arguments of a script need --trace SCRIPT.")
-        found, size = (
-            one_of("--precision", precision.lower(), PRECISIONS),
-            number_of("--batch-size", int, batch_size, 1),
-        )
+        found = one_of("--precision", precision.lower(), PRECISIONS)
+        size = number_of("--batch-size", int, batch_size, 1)
         given = settings(_JOB, words)
         spec = check(with_settings(TuneConfig(), given), given).workload
         num_bytes = None if memory is None else memory_of("--memory", memory)
@@ -89,7 +87,7 @@ def memory(
         if json:
             typer.echo(as_json(report).decode(), nl=False)
         else:
-            show(view_text(footprint_view(report)), sys.stdout)
+            show(view_text(footprint_view(report)))
 
 
 def _trace(script: Path, arguments: list[str], *, json: bool) -> None:

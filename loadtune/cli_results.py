@@ -3,10 +3,9 @@
 Only ``compare --measure`` measures. None loads torch in this process. Heavy modules are imported within the commands.
 """
 
-import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +14,6 @@ from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_i
 from loadtune.errors import UsageError
 from loadtune.options import number_of, one_of, share_of
 from loadtune.records.config import TuneConfig
-
-if TYPE_CHECKING:
-    from loadtune.report.compare import Comparison
 
 UNCLEAR = 3
 """Exit code of ``compare --measure --strict`` where the interval does not tell."""
@@ -80,7 +76,7 @@ def report(
         if live:
             _serve(results[0], number_of("--port", int, port, 0, 65535))
         elif len(results) == 1 and (rows := learnt_rows(results[0])):
-            show(view_text(View(tables=(Table(columns=LEARNT_COLUMNS, rows=tuple(rows)),))), sys.stdout)
+            show(view_text(View(tables=(Table(columns=LEARNT_COLUMNS, rows=tuple(rows)),))))
         elif board or len(results) > 1:
             typer.echo(write_board(results, out or Path(_BOARD)))
         else:
@@ -89,12 +85,11 @@ def report(
 
 
 def _serve(run: Path, port: int) -> None:
-    from loadtune.dashboard import HOST, dashboard_server
     from loadtune.report.store import STUDY_FILE, files_below
+    from loadtune.search.study import HOST, dashboard_server
 
-    file = files_below(run, STUDY_FILE, "study", "A run writes it when its search begins. Name the folder of a run.")[
-        -1
-    ]
+    todo = "A run writes it when its search begins. Name the folder of a run."
+    file = files_below(run, STUDY_FILE, "study", todo)[-1]
     with termination_as_interruption(), dashboard_server(file, port) as server:
         typer.echo(f"Study: {file}\nDashboard: http://{HOST}:{server.server_port}/dashboard\nCtrl-C ends it.")
         try:
@@ -212,7 +207,9 @@ def compare(
     """
     with told_plainly(verbose):
         from loadtune.report.compare import compare as compared
+        from loadtune.report.compare import view
         from loadtune.report.store import as_json, load_result
+        from loadtune.report.tables import view_text
 
         if (after is None) != measure:
             todo = "Leave one of the results out, or --measure." if measure else "Name the other one, or add --measure."
@@ -226,7 +223,7 @@ def compare(
         if json:
             typer.echo(as_json(found).decode(), nl=False)
         else:
-            _show(found)
+            show(view_text(view(found)))
         if found.ratio is None:
             raise typer.Exit(NO_ANSWER)
 
@@ -236,7 +233,9 @@ def _measure(
 ) -> str:
     """Whether it held, fell or is unclear."""
     from loadtune.checking import check_baseline
+    from loadtune.report.compare import view
     from loadtune.report.store import as_json, load_result, run_folder, write_result
+    from loadtune.report.tables import view_text
 
     stored = load_result(before, to_import=True)
     with termination_as_interruption():
@@ -257,13 +256,6 @@ def _measure(
         )
     else:
         if found.comparison is not None:
-            _show(found.comparison)
+            show(view_text(view(found.comparison)))
         typer.echo(f"{found.outcome.capitalize()}. {found.reason}")
     return found.outcome
-
-
-def _show(found: "Comparison") -> None:
-    from loadtune.report.compare import view
-    from loadtune.report.tables import view_text
-
-    show(view_text(view(found)), sys.stdout)

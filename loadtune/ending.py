@@ -57,7 +57,11 @@ def told_plainly(verbose: bool) -> Iterator[None]:
         typer.echo("Interrupted. No result was written.", err=True)
         raise typer.Exit(interruption_code(str(interruption))) from None
     except LoadtuneError as error:
-        _show(error, verbose)
+        if verbose:
+            traceback.print_exception(error)
+        if isinstance(error, WorkloadError) and error.user_traceback:
+            typer.echo(plain(error.user_traceback.rstrip("\n")), err=True)
+        typer.echo(f"error: {plain(str(error))}", err=True)
         raise typer.Exit(USER_CAN_MEND) from None
 
 
@@ -101,23 +105,15 @@ def interruption_code(name: str) -> int:
     return 128 + next((number for number in TERMINATIONS if number.name == name), signal.SIGINT)
 
 
-def _show(error: LoadtuneError, verbose: bool) -> None:
-    if verbose:
-        traceback.print_exception(error)
-    if isinstance(error, WorkloadError) and error.user_traceback:
-        typer.echo(plain(error.user_traceback.rstrip("\n")), err=True)
-    typer.echo(f"error: {plain(str(error))}", err=True)
-
-
-def show(content: "RenderableType", stream: TextIO) -> None:
-    """Tables keep to the stream's width; code, which does not wrap, runs over it rather than being cut."""
+def show(content: "RenderableType") -> None:
+    """On stdout. Tables keep to its width; code, which does not wrap, runs over it rather than being cut."""
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False, color_system=None)
+    console = Console(file=sys.stdout, highlight=False, color_system=None)
     with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
         console.print(content, crop=False)
-    stream.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
-    stream.flush()
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
+    sys.stdout.flush()
 
 
 class LastingStream(TextIOWrapper):

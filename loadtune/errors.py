@@ -13,6 +13,8 @@ LoadtuneError
 
 import signal
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -76,3 +78,13 @@ def raised_by_handler(error: BaseException) -> bool:
     acts: list[Any] = [getattr(act, "func", act) for act in map(signal.getsignal, signal.valid_signals())]
     codes = {getattr(act, "__code__", None) or getattr(act.__call__, "__code__", None) for act in acts if callable(act)}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Drop what loadtune raises in here, in the middle of a user's training; what a handler raised is the loop's."""
+    try:
+        yield
+    except Exception as error:
+        if raised_by_handler(error):
+            raise

@@ -56,16 +56,6 @@ class Row:
         return getattr(part, self.name)
 
 
-def _rows() -> tuple[Row, ...]:
-    found = [
-        Row(owner, field.name, _kind(field.type), field.default, field.metadata["option"])
-        for owner in (WorkloadSpec, YourSettings, TuneConfig)
-        for field in fields(owner)
-        if "option" in field.metadata
-    ]
-    return tuple(sorted(found, key=lambda row: PANELS.index(row.option.panel)))
-
-
 def _kind(annotation: Any) -> type:
     """int, float, bool, tuple, or str for words."""
     inner = next((each for each in get_args(annotation) if type(None) in get_args(annotation)), annotation)
@@ -73,7 +63,13 @@ def _kind(annotation: Any) -> type:
     return found if found in (int, float, bool, tuple) else str
 
 
-TABLE = _rows()
+_ROWS = [
+    Row(owner, field.name, _kind(field.type), field.default, field.metadata["option"])
+    for owner in (WorkloadSpec, YourSettings, TuneConfig)
+    for field in fields(owner)
+    if "option" in field.metadata
+]
+TABLE = tuple(sorted(_ROWS, key=lambda row: PANELS.index(row.option.panel)))
 FLAGS = {row.name: row.flag for row in TABLE}
 
 
@@ -198,7 +194,13 @@ def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
             raise UsageError(f"{row.flag} is {value!r}; it must be True or False.")
         if row.kind in (int, float):
             checked(row.flag, row.kind, value, *bounds)
-    _check_job(config.workload)
+    for name in ("loader", "collate", "loss", "step", "optimizer"):
+        value = getattr(config.workload, name)
+        known = get_args(OptimizerName) if name == "optimizer" else (None,)
+        if value in known or name in config.workload.objects or is_import_path(value):
+            continue
+        names = "sgd (with momentum 0.9), adamw or " if name == "optimizer" else ""
+        raise UsageError(f"{FLAGS[name]} is {value!r}; it must be {names}an import path, pkg.mod:name or FILE.py:name.")
     _check_together(config, given)
     return config
 
@@ -236,17 +238,6 @@ _RULED_OUT = (
         "the step already contains model, loss, optimizer and precision",
     ),
 )
-
-
-def _check_job(spec: WorkloadSpec) -> None:
-    """Refuse what is neither a known name nor an import path."""
-    for name in ("loader", "collate", "loss", "step", "optimizer"):
-        value = getattr(spec, name)
-        known = get_args(OptimizerName) if name == "optimizer" else (None,)
-        if value in known or name in spec.objects or is_import_path(value):
-            continue
-        names = "sgd (with momentum 0.9), adamw or " if name == "optimizer" else ""
-        raise UsageError(f"{FLAGS[name]} is {value!r}; it must be {names}an import path, pkg.mod:name or FILE.py:name.")
 
 
 def _check_together(config: TuneConfig, given: Collection[str]) -> None:

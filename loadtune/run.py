@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from loadtune.changes.stack import Stack
+from loadtune.changes.stack import Stack, Step
 from loadtune.errors import LoadtuneError
 from loadtune.limits.memory import MemoryProbe
 from loadtune.records.answer import LAST_SHARE, Failed
@@ -32,7 +32,7 @@ from loadtune.records.result import (
     TuningResult,
     Winner,
 )
-from loadtune.records.telemetry import Progress, Telemetry
+from loadtune.records.telemetry import Progress
 from loadtune.report.store import files_below, read_record, write_whole
 from loadtune.seams import Clock, Listener, Sensor, Training
 
@@ -82,6 +82,8 @@ class Resumable:
     trials: list[Trial] = field(default_factory=list)
     search_notes: tuple[str, ...] | None = None
     """Of its end. None: it has not ended."""
+    steps: tuple[Step, ...] = ()
+    """Changes of the code that are searched."""
     confirmed: list[Attempt] = field(default_factory=list)
     """Runs of the final, in their order."""
     ended: bool = False
@@ -124,11 +126,10 @@ class Run(Resumable):
     stage_began_s: float = 0.0
     running: TrialConfig | None = None
     started_s: float = 0.0
-    created: str = ""
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.now()
-        self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     @property
     def tried(self) -> list[tuple[TrialConfig, Measurement]]:
@@ -226,10 +227,6 @@ class Run(Resumable):
                 reason = str(error) if isinstance(error, LoadtuneError) else f"{type(error).__name__}: {error}"
                 self.note(f"{failed}: {reason.rstrip('.')}.")
             return None
-
-    def between(self, start_s: float, end_s: float) -> Telemetry | None:
-        """As `Sensor.between`. None also where that fails: the run goes on without."""
-        return self.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s))
 
     def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
         """Show the listener where the run stands."""

@@ -35,6 +35,9 @@ class Training(Protocol):
     Every request raises OutOfTimeError once the moment that `finish_by` set has come, on the monotonic clock.
     """
 
+    num_trainings: int
+    """Times that real batches were trained on, before an interruption too: each has an order of its own."""
+
     def finish_by(self, until_s: float) -> None: ...
 
     def describe(self) -> WorkloadFacts:

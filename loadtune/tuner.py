@@ -1,4 +1,5 @@
-"""The story of a run, one line a stage: from the machine's facts to a confirmed answer.
+"""The story of a run, one line a stage: from the machine's facts to a confirmed answer. And `find_batch_size`, the
+largest batch alone, without a loader and a study.
 
 In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. Each stage keeps what it found in `Run`.
 """
@@ -6,30 +7,32 @@ In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. E
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
 from loadtune.bottleneck import name_bottleneck
-from loadtune.calibration import calibrate, start, verify_memory
+from loadtune.calibration import calibrate, caps_of, described, restore, start, verify_memory
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
 from loadtune.final.doubts import note_loading
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.objects import Job, asked, refuse_recursion
-from loadtune.options import in_python, python_names
-from loadtune.records.config import LiveObjects, TuneConfig
-from loadtune.records.facts import Device, HostFacts
+from loadtune.limits.memory import MemoryProbe, verifying_seconds
+from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
+from loadtune.options import check, checked, in_python, one_of, python_names, whole
+from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import ComputePoint
+from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import TuningResult
-from loadtune.report.live import LiveDisplay
-from loadtune.report.notebook import NotebookDisplay
+from loadtune.report.live import LiveDisplay, NotebookDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.sentences import warning
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, run_folder, write_result
-from loadtune.resuming import restore
 from loadtune.run import RUN_FILE, Run
-from loadtune.seams import Clock, Listener, Sensor, Training
-from loadtune.search.searching import changes, hung, study
+from loadtune.seams import Listener
+from loadtune.search.search import changes, hung, study
 from loadtune.search.space import search_space
 from loadtune.training import TrainingClient
 from loadtune.units import counted, plain, seconds_text
@@ -117,8 +120,8 @@ def tune_config(
             max_memory_bytes=config.max_gpu_memory_bytes,
         )
         with training, Sampler(device, lambda: training.pid) as sensor:
-            clock = MonotonicClock()
-            result = tune_on(training, sensor, clock, config, host, device, folder, told, read_host, resume=resume)
+            run = Run(config, host, device, __version__, MonotonicClock(), training, sensor, folder, read_host, told)
+            result = tune_on(run, resume=resume)
     if listener is None:
         lines = [*filter(None, [warning(result)]), f"the result and its report are in {folder}"]
         if result.cut_short is not None and (folder / RUN_FILE).exists():
@@ -128,27 +131,13 @@ def tune_config(
     return result
 
 
-def tune_on(
-    training: Training,
-    sensor: Sensor,
-    clock: Clock,
-    config: TuneConfig,
-    host: HostFacts,
-    device: Device,
-    folder: Path,
-    listener: Listener | None = None,
-    host_now: Callable[[], HostFacts] | None = None,
-    *,
-    resume: bool = False,
-) -> TuningResult:
+def tune_on(run: Run, *, resume: bool = False) -> TuningResult:
     """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
-    host_now = host_now or (lambda: host)
-    with owned(folder):
-        run = Run(config, host, device, __version__, clock, training, sensor, folder, host_now, listener)
-        training.finish_by(clock.now() + run.left_s)
+    with owned(run.folder):
+        run.training.finish_by(run.clock.now() + run.left_s)
         if resume:
             restore(run)
-        run.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
+        run.aside(f"{LOG_FILE} is not written", lambda: (run.folder / LOG_FILE).open("ab").close())
         try:
             _tell(run)
         except Exception as error:
@@ -240,3 +229,127 @@ def story(run: Run) -> None:
         if run.best is not None:
             write_result(run.result(), run.folder)
         run.aside("The bottleneck is not named", lambda: name_bottleneck(run, facts, search))
+
+
+# The largest batch alone
+
+VERIFY_S = 60.0
+"""Longest verification on a CPU. Its RAM would hold batches whose steps take minutes: these are predicted."""
+
+
+def find_batch_size(
+    model_or_factory: "torch.nn.Module | Callable[[], torch.nn.Module] | Job | str",
+    input_shape_or_dataset: Any = None,
+    *,
+    loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
+    precision: Precision | None = None,
+    max_batch_size: int | None = None,
+    device: "str | torch.device | None" = None,
+) -> MemoryCeiling:
+    """Find the largest batch size that trains on this machine.
+
+    Use ``.safe_batch_size`` of the returned `MemoryCeiling` for training; ``print`` the ceiling for a table of every
+    size that was tried. Sizes are tried by real training steps in a separate process. Afterwards nothing is left on the
+    GPU, the model is unchanged, and the script needs no ``if __name__ == "__main__"``. Call it before anything of this
+    process is on the GPU: memory that this process holds is not free.
+
+    model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model
+        or ``timm:NAME``; an import path ``pkg.mod:factory``; or a `Job`, which holds all that is trained, also of
+        `from_lightning` and `from_trainer`.
+    input_shape_or_dataset: the shape of one sample, for random float32 inputs and classes; or a dataset, a function or
+        class without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``. Left out for a
+        `Job`.
+    loss: (outputs, targets) → scalar tensor; or (model, batch) → scalar tensor, with arguments of these names, for
+        samples that are no (input, target). None: cross entropy. It takes outputs of shape (batch, classes),
+        (batch, classes, …) or (batch, …, classes).
+    collate: the collate function for a dataset. None: PyTorch's.
+    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
+    precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision). None: that of the `Job`, else ``fp32``.
+    max_batch_size: largest size to try. None: no limit but memory and the dataset's length.
+    device: ``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU.
+
+    On a CPU, a ceiling that would take more than a minute to verify is predicted: ``verified`` of the result is False.
+
+    Raises UsageError or WorkloadError for arguments that cannot be used, DeviceError where the device is missing, and
+    NothingFitsError where not even the smallest batch trains.
+    """
+    refuse_recursion("find_batch_size")
+    largest = None if max_batch_size is None else checked("max_batch_size", int, max_batch_size, 1)
+    names, shape = WorkloadSpec(), _shape(input_shape_or_dataset)
+    others: dict[str, Any] = {"loss": loss, "collate": collate, "optimizer": optimizer}
+    data = input_shape_or_dataset if shape is None else f"random {'×'.join(map(str, shape))}"
+    if data is None and not isinstance(model_or_factory, Job):
+        raise UsageError("find_batch_size was given no data. Pass the shape of a sample, a dataset or a DataLoader.")
+    parts = others | {"model": model_or_factory, "loader" if is_loader(data) else "dataset": data}
+    beside = {"input_shape_or_dataset": input_shape_or_dataset, **others}
+    job = job_of("find_batch_size", model_or_factory, beside, parts)
+    if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
+        names = replace(names, image_size=shape[-1])
+    with python_names():
+        recipe = Recipe(precision=_precision(precision, job))
+        spec, objects = pack_job(names, job, input_shape=shape)
+        check(TuneConfig(workload=spec))
+        host = read_host()
+        chosen = choose_device(host, None if device is None else str(device))
+        with TrainingClient(spec, chosen, objects=objects) as training:
+            facts = training.describe()
+            if shape is not None:
+                facts = replace(facts, dataset_length=None)  # the number of random samples is no limit
+            _refuse(facts, largest, recipe.precision)
+            caps = caps_of(facts, largest, read_host())
+            step_s: dict[int, float] | None = None
+            if chosen.kind == "cpu":  # even the first size may take long, so the smallest batch is timed before
+                smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
+                scout = training.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
+                step_s = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
+            probe = MemoryProbe(training, recipe, caps, smallest=facts.smallest_batch, step_s=step_s)
+            found = probe.bound()
+            if chosen.kind != "cpu" or verifying_seconds(found) <= VERIFY_S:
+                found = probe.verify()
+            return described(found, facts, host, chosen)
+
+
+def _refuse(facts: WorkloadFacts, max_batch_size: int | None, precision: Precision) -> None:
+    """Raise UsageError where the workload cannot be trained as asked for."""
+    if precision not in facts.precisions:
+        raise UsageError(
+            f"precision is {precision!r}, which {facts.device_name} does not support; it can be "
+            f"{', '.join(facts.precisions)} there. Choose one of these, or another device."
+        )
+    if facts.fixed_batch_size is not None:
+        raise UsageError(
+            f"the loader's batch sampler or dataset makes batches of {facts.fixed_batch_size} samples, so no other "
+            "size can be tried. Pass a loader with batch_size=..., or the dataset."
+        )
+    if any(size is not None and size < facts.min_batch_size for size in (facts.dataset_length, max_batch_size)):
+        raise UsageError(
+            f"The model needs at least {facts.min_batch_size} samples to train, as batch normalization does. Pass a"
+            " larger dataset, or raise max_batch_size."
+        )
+
+
+def _precision(asked: Precision | None, job: Job) -> Precision:
+    """That the script trains with. Raises UsageError."""
+    if job.step is None:
+        return one_of("precision", asked or job.precision or "fp32", PRECISIONS)
+    if asked is not None:
+        raise UsageError("The Job has a step, which already contains precision. Leave precision out.")
+    return "own"
+
+
+def _shape(data: object) -> tuple[int, ...] | None:
+    """The shape of one sample. None: `data` is a dataset, or makes or names one. Raises UsageError."""
+    if not isinstance(data, tuple | list):
+        return None
+    sizes = [whole(size) for size in data]
+    if isinstance(data, list) and (not data or None in sizes):
+        return None
+    known = tuple(size for size in sizes if size is not None and size > 0)
+    if len(known) < max(1, len(sizes)):
+        raise UsageError(
+            f"the input shape is {data!r}; it must be a tuple of whole numbers of at least 1, without the batch, such"
+            " as (3, 224, 224)."
+        )
+    return known

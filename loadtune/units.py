@@ -64,11 +64,6 @@ def percent_text(fraction: float | None, decimals: int = 0) -> str:
     return MISSING if fraction is None else f"{fraction * 100:.{decimals}f}%"
 
 
-def departure_text(fraction: float | None) -> str:
-    """How far off, with its sign: ``+1.3%``."""
-    return MISSING if fraction is None else f"{fraction * 100:+z.{0 if abs(fraction) >= 0.9995 else 1}f}%"
-
-
 def seconds_text(seconds: float | None) -> str:
     """``3.1 ms``, ``0.31 s``, ``12 s``, ``3 min 05 s``, ``86 h 55 min``."""
     if seconds is None:

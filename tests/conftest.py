@@ -57,7 +57,7 @@ def study_in_memory(monkeypatch):
     from optuna.storages import InMemoryStorage
 
     monkeypatch.setattr("loadtune.search.study._storage", lambda database: InMemoryStorage())
-    monkeypatch.setattr("loadtune.search.searching.write_whole", lambda path, content: None)
+    monkeypatch.setattr("loadtune.search.search.write_whole", lambda path, content: None)
 
 
 @pytest.fixture

@@ -126,6 +126,7 @@ class FakeTraining:
     requests: list[tuple[str, int]] = field(default_factory=list)
     until_s: float = math.inf
     """When requests end, as `finish_by` set it."""
+    num_trainings: int = 0
 
     _random: random.Random = field(init=False)
     _compiled: set[tuple[Recipe, int]] = field(default_factory=set)
@@ -191,6 +192,7 @@ class FakeTraining:
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self._begin("training", config.batch_size)
+        self.num_trainings += 1
         self._spend(self.prepare_s, "prepare")
         if failure := self.fail(config):
             return failure
@@ -211,7 +213,8 @@ class FakeTraining:
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         self._begin("examine", config.batch_size)
         self._spend(1.0, "remedies")
-        return tuple(self.examined.get(name, Examined(name=name, refused="the fake has none")) for name in names)
+        found = (self.examined.get(name, Examined(name=name, refused="the fake has none")) for name in names)
+        return tuple(replace(seen, after=seen.before) if seen.name in config.remedies else seen for seen in found)
 
     def _unfit(self, recipe: Recipe, batch_size: int, phase: str) -> TrialFailure | None:
         """As batch normalization refuses a batch of one, and as memory runs out."""

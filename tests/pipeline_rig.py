@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from fakes import FakeSensor, FakeTraining, fake_host
 
+from loadtune import __version__
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
+from loadtune.run import Run
 from loadtune.seams import Listener
 from loadtune.tuner import tune_on
 
@@ -37,7 +39,9 @@ def tune_fake(
 ) -> TuningResult:
     sensor, clock = sensor or FakeSensor(training.clock), training.clock
     config, host = config or ALL_TRIALS, host or fake_host()
-    return tune_on(training, sensor, clock, config, host, device, folder, listener, host_now, resume=resume)
+    host_now = host_now or (lambda: host)
+    run = Run(config, host, device, __version__, clock, training, sensor, folder, host_now, listener)
+    return tune_on(run, resume=resume)
 
 
 @cache

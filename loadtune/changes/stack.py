@@ -33,9 +33,8 @@ COMPUTE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change on top of those before it."""
+    """One change on top of those before it. Stored with a run."""
 
-    remedy: Remedy
     seen: Examined
     height: int
     """How many changes it was examined on top of."""
@@ -43,6 +42,10 @@ class Step:
     """Of a changed recipe without a loader. None: not timed."""
     predicted: Interval | None = None
     """Gain on top of those before it. None: not known."""
+
+    @property
+    def remedy(self) -> Remedy:
+        return REMEDIES[self.seen.name]
 
 
 def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialConfig | None:
@@ -139,7 +142,7 @@ class Stack:
             alone = names if len(names) > 1 else ()
             return {name: step for each in alone for name, step in self._examined([each]).items()}
         usable = (each for each in seen if each.refused is None)
-        return {each.name: Step(REMEDIES[each.name], each, len(self.steps)) for each in usable}
+        return {each.name: Step(each, len(self.steps)) for each in usable}
 
     def _examined_alone(self, name: str) -> dict[str, Step]:
         """On top of what is stacked now, a changed recipe timed without a loader. Empty: it cannot be used there."""

@@ -149,7 +149,7 @@ def _judge_changes(run: Run, stack: Stack, best: Finalist) -> Remedies:
     is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
     kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
     return Remedies(
-        tried=tuple(_tried(run, stack, best, changed, gain, kept)),
+        tried=tuple(_tried(run, stack, changed, gain, kept)),
         config=None if kept is None else kept.config,
         samples_per_s=None if kept is None else kept.throughput,
         gain=gain,
@@ -157,7 +157,7 @@ def _judge_changes(run: Run, stack: Stack, best: Finalist) -> Remedies:
 
 
 def _tried(
-    run: Run, stack: Stack, best: Finalist, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
+    run: Run, stack: Stack, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
 ) -> Iterator[TriedRemedy]:
     """Each that was stacked. Where one alone ran, what was measured is its own; else it is that of all together."""
     config = stack.config if changed is None else changed.config
@@ -199,7 +199,11 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
         point = _compute_point(run, config, min(1.0, 0.1 * run.left_s)) if takes_s <= run.left_s else None
         if point is None:
             return
-        run.compute_points = _with_point(run.compute_points, point)
+        # One point for each recipe and batch size: the fastest timing of it, and how many there were.
+        same = [p for p in run.compute_points if (p.recipe, p.batch_size) == (point.recipe, point.batch_size)]
+        fastest = max([*(p for p in same if p.num_timings), point], key=lambda each: each.samples_per_s)
+        kept = replace(fastest, num_timings=sum(p.num_timings for p in (*same, point)))
+        run.compute_points = (*(p for p in run.compute_points if p not in same), kept)
         run.save()
 
 
@@ -219,14 +223,6 @@ def _is_doubted(run: Run, finalist: Finalist) -> bool:
     """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
     points, config = run.compute_points, finalist.config
     return compute_rate(points, config) is not None and compute_fraction(points, config, finalist.samples_per_s) is None
-
-
-def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
-    """One point for each recipe and batch size: the fastest timing of it, and how many there were."""
-    same = [p for p in points if (p.recipe, p.batch_size) == (new.recipe, new.batch_size)]
-    fastest = max([*(p for p in same if p.num_timings), new], key=lambda point: point.samples_per_s)
-    num_timings = sum(point.num_timings for point in (*same, new))
-    return (*(point for point in points if point not in same), replace(fastest, num_timings=num_timings))
 
 
 def _compile_seconds(run: Run, config: TrialConfig) -> float:

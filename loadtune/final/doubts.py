@@ -96,7 +96,9 @@ def note_disturbance(run: Run) -> None:
 def note_failures(run: Run) -> None:
     """What failed in the search and in the confirmation, and what is not confirmed for another reason."""
     of_workers, ran = _worker_note(run.trials), {finalist.config for finalist in run.finalists}
-    run.note(of_workers, *_precision_notes(run.failed))
+    bad = {config.precision: (config, f) for config, f in reversed(run.failed) if f.kind == "non_finite_loss"}
+    told = {"fp32"} if "fp32" in bad else set(bad)  # which rules out the others too
+    run.note(of_workers, *(_non_finite_text(*each) for precision, each in bad.items() if precision in told))
     for config, failure in {each.config: each.failure for each in run.confirmed}.items():
         if failure is not None and config not in ran and not (of_workers and config.loader.num_workers):
             then = ", so there is no speed-up to report" if config == run.yours else ""
@@ -124,12 +126,6 @@ def _worker_note(trials: Sequence[Trial]) -> str | None:
     if any(trial.measurement for trial in trials):
         return f"Your loader does not work with workers: {why}. Only 0 workers were compared. {advice}"
     return f"No configuration with workers ran: {why}. {advice} --max-workers 0 measures without workers."
-
-
-def _precision_notes(failed: Sequence[Failed]) -> list[str]:
-    """A note for each precision in which a loss was NaN or infinite; of fp32 alone, which rules out the others too."""
-    seen = {config.precision: (config, f) for config, f in reversed(failed) if f.kind == "non_finite_loss"}
-    return [_non_finite_text(*each) for name, each in seen.items() if name == "fp32" or "fp32" not in seen]
 
 
 def _named(config: TrialConfig, yours: TrialConfig | None) -> str:

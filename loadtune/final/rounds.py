@@ -14,13 +14,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from loadtune.final.winner import LOOKS, Outcome, finalists
-from loadtune.records.answer import barred_by
+from loadtune.records.answer import is_barred
 from loadtune.records.config import LoaderConfig, Precision, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.run import Run
 from loadtune.seams import Clock
-from loadtune.search.search import MIN_RUNS, Search
-from loadtune.search.searching import MIN_TRIALS
+from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
 from loadtune.search.space import largest_batch
 
 
@@ -184,7 +183,8 @@ def alternate(
 
 def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
     """Those that failed too often to be run again."""
-    return barred_by([(config, each) for config, each in outcomes if isinstance(each, TrialFailure)])
+    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
+    return {config for config, _ in failed if is_barred([failure for other, failure in failed if other == config])}
 
 
 def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:

@@ -6,7 +6,7 @@ real step has the books of CUDA's allocator; one that is only worked out from sh
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from loadtune.records.footprint import MemoryLines, block_bytes
-from loadtune.workload.batches import Batch, tensors_of
+from loadtune.workload.batches import Batch, leaf_tensors, tensors_of
 
 Kind = str
 """A line of the account: a field of `MemoryLines`."""
@@ -173,17 +172,11 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         self._claims: list[Claim] = []
         self._marks: list[Mark] = [books.mark()]
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         begin = self._mark()
         returned = func(*args, **(kwargs or {}))
         self._ops.append((begin, self._mark()))
-        self.claim((leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)), "temporary_bytes")
+        self.claim(leaf_tensors(returned), "temporary_bytes")
         return returned
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -197,9 +190,13 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         self._claims += [Claim(position, address, kind) for address in found if address is not None]
 
     def claim_owned(self, module: nn.Module, state: Iterable[torch.Tensor], batch: Batch) -> None:
-        """What a step finds or leaves."""
-        for kind, tensors in owned(module, state, batch):
-            self.claim(tensors, kind)
+        """What a step finds or leaves. ``state``: the optimizer's."""
+        parameters = list(module.parameters())
+        self.claim(parameters, "parameters_bytes")
+        self.claim(module.buffers(), "buffers_bytes")
+        self.claim((parameter.grad for parameter in parameters if parameter.grad is not None), "gradients_bytes")
+        self.claim(state, "optimizer_state_bytes")
+        self.claim(tensors_of(batch), "input_bytes")
 
     def lines(self, standing: dict[int, int], events: list[Event], more: Iterable[Claim] = ()) -> PeakLines:
         """Of the step that began with these blocks, address → bytes asked for, and in which this has happened.
@@ -213,15 +210,3 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         """Events so far."""
         self._marks.append(self._books.mark())
         return self._marks[-1].position
-
-
-def owned(
-    module: nn.Module, state: Iterable[torch.Tensor], batch: Batch
-) -> Iterator[tuple[Kind, Iterable[torch.Tensor]]]:
-    """Tensors by what they are. ``state``: the optimizer's."""
-    parameters = list(module.parameters())
-    yield "parameters_bytes", parameters
-    yield "buffers_bytes", module.buffers()
-    yield "gradients_bytes", (parameter.grad for parameter in parameters if parameter.grad is not None)
-    yield "optimizer_state_bytes", state
-    yield "input_bytes", tensors_of(batch)

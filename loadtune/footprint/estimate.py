@@ -9,7 +9,7 @@ CPU's way; `CudaWays` puts them right.
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +20,12 @@ from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.nn import functional, init
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
 from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
 from loadtune.records.config import LiveObjects, Precision, WorkloadSpec
 from loadtune.records.footprint import BatchEstimate, LayerFootprint, StepAccount, block_bytes
-from loadtune.workload.batches import Batch, Places, sample_shape, tensors_of, uncounted_text
+from loadtune.workload.batches import Batch, Places, leaf_tensors, sample_shape, tensors_of, uncounted_text
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.samples import small_batch
 from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
@@ -203,15 +202,11 @@ def _step(
 
 def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:
     """What it keeps on the device: Adam counts its steps on the CPU."""
-    tensors = _tensors(list(optimizer.state.values()))
+    tensors = leaf_tensors(list(optimizer.state.values()))
     for tensor in tensors:
         if tensor.dim() == 0:
             books.forget(books.address_of(tensor))
     return [tensor for tensor in tensors if tensor.dim() > 0]
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 class _LayerWatch:
@@ -241,7 +236,7 @@ class _LayerWatch:
 
     def leave(self, module: nn.Module, inputs: Any, returned: Any) -> None:
         if module in self._names:
-            call, outputs = self._stack.pop(), _tensors(returned)
+            call, outputs = self._stack.pop(), leaf_tensors(returned)
             call.output_shape = tuple(outputs[0].shape) if outputs else None
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -280,13 +275,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 class CudaWays(TorchFunctionMode):
     """While it is entered, these functions allocate as they do on CUDA."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.dropout and not kwargs.get("inplace", False):
             return _dropout(*args, **kwargs)

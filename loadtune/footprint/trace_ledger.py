@@ -150,10 +150,6 @@ class CudaMeter:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def _signature(tensor: TracedTensor) -> tuple[object, ...]:
-    return (tensor.shape, tensor.dtype, tensor.storage_bytes, tensor.device, tensor.made_file, tensor.made_line)
-
-
 def _cuda_bytes(tensors: Iterable[TracedTensor]) -> int:
     """What the CUDA allocator takes for those that lie there."""
     return sum(block_bytes(tensor.storage_bytes) for tensor in tensors if tensor.device.startswith("cuda"))
@@ -207,7 +203,10 @@ class Ledger:
         if line.cuda is not None:
             line.cuda.unattributed_bytes = line.cuda.change_bytes - _cuda_bytes(line.appeared) + _cuda_bytes(line.went)
         did = tuple((use.change_bytes, use.peak_bytes - use.in_use_bytes) for use in uses)
-        tensors = (tuple(map(_signature, each)) for each in (line.appeared, line.went))
+        tensors = (
+            tuple((t.shape, t.dtype, t.storage_bytes, t.device, t.made_file, t.made_line) for t in each)
+            for each in (line.appeared, line.went)
+        )
         first = self.lines.setdefault((line.file, line.line, did, *tensors), line)
         if first is line:
             line.num_visits = 1

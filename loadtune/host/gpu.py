@@ -7,6 +7,7 @@ what processes that are not ours take of it, and how full the chip is, from its 
 import math
 import os
 import re
+import weakref
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -184,7 +185,6 @@ def _refusal(host: HostFacts, problem: str, instead: str = ", or use the CPU: --
     return DeviceError(f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES{instead}.")
 
 
-_OWN_NAMESPACE = Path("/proc/self/ns/pid")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The kernel's first namespace has this number always (PROC_PID_INIT_INO): its ids are those the driver sees."""
 
@@ -204,7 +204,7 @@ class GpuOthers:
     figures = ("gpu_others_sm_fraction",)
 
     def __init__(
-        self, device: NvmlDevice, own_pids: Callable[[], Container[int]], namespace: Path = _OWN_NAMESPACE
+        self, device: NvmlDevice, own_pids: Callable[[], Container[int]], namespace: Path = Path("/proc/self/ns/pid")
     ) -> None:
         self._device, self._own_pids = device, own_pids
         # Where that cannot be read the ids are taken for the driver's.
@@ -249,24 +249,20 @@ class Gpm:
             raise NoAnswerError("not supported by this GPU: it takes Hopper or newer")
         while len(self._buffers) < 2:
             self._buffers.append(self._device.nvml.ask("nvmlGpmSampleAlloc"))
+            weakref.finalize(self, self._device.nvml.value, "nvmlGpmSampleFree", self._buffers[-1])
         last, spare = self._buffers
         had_last, self._has_last = self._has_last, False
         self._device.ask("nvmlGpmSampleGet", spare)
         self._buffers, self._has_last = [spare, last], True
-        return {"gpu_sm_activity_fraction": self._between(last, spare) if had_last else None}
-
-    def close(self) -> None:
-        for buffer in self._buffers:
-            self._device.nvml.value("nvmlGpmSampleFree", buffer)
-        self._buffers, self._has_last = [], False
-
-    def _between(self, earlier: Any, later: Any) -> float | None:
+        if not had_last:
+            return {"gpu_sm_activity_fraction": None}
         asked = self._device.nvml.ask("c_nvmlGpmMetricsGet_t")
         asked.version, asked.numMetrics = _GPM_VERSION, 1
-        asked.sample1, asked.sample2 = earlier, later
+        asked.sample1, asked.sample2 = last, spare
         asked.metrics[0].metricId = _GPM_SM_UTIL
         self._device.nvml.ask("nvmlGpmMetricsGet", asked)
         metric = asked.metrics[0]
         if metric.nvmlReturn != 0:
             raise NoAnswerError(f"NVML's error {metric.nvmlReturn} for this counter")
-        return metric.value / 100 if math.isfinite(metric.value) else None  # not a number: nothing was counted
+        # Not a number: nothing was counted.
+        return {"gpu_sm_activity_fraction": metric.value / 100 if math.isfinite(metric.value) else None}

@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 from loadtune.host.cgroup import UNIFIED, parse_counters, read_group_folders, read_memory_limits, read_text
 
-SHM = Path("/dev/shm")
-"""Where torch's shared-memory tensors and Python's semaphores live."""
-
 SHM_ADVICE = (
     "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
     "smaller batches"
@@ -41,8 +38,9 @@ def read_ram(system: Path = Path("/")) -> Ram:
     )
 
 
-def read_shm(folder: Path = SHM) -> tuple[int, int]:
-    """Total and free bytes of /dev/shm; 0 of both where it is missing or read-only."""
+def read_shm(folder: Path = Path("/dev/shm")) -> tuple[int, int]:
+    """Total and free bytes of /dev/shm, where torch's shared-memory tensors and Python's semaphores live. 0 of both
+    where it is missing or read-only."""
     if not os.access(folder, os.W_OK):
         return 0, 0
     usage = shutil.disk_usage(folder)

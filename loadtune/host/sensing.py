@@ -34,8 +34,6 @@ class Probe:
     """What is to be seen right now. May raise: then its figures are missing, with the error as the reason."""
     every: int = 1
     """Readings from one look to the next."""
-    close: Callable[[], None] = lambda: None
-    """Gives back what the looks took. A look after that begins anew."""
     due_s: float = 0.0
     costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
@@ -141,13 +139,9 @@ class Record:
         slice_s = (end_s - start_s) / num_slices
         edges = [start_s + position * slice_s for position in range(num_slices)] + [end_s]
 
-        def series(figure: str) -> tuple[float | None, ...]:
-            values = self._tracks[figure].means(edges) if figure in self._tracks else []
-            rounded = tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in values)
-            return rounded if any(value is not None for value in values) else ()
-
-        return Timeline(
-            slice_s=slice_s,
-            gpu_utilization_fraction=series("gpu_utilization_fraction"),
-            cpu_utilization_fraction=series("cpu_utilization_fraction"),
-        )
+        series: dict[str, tuple[float | None, ...]] = {}
+        for figure in self._tracks.keys() & {"gpu_utilization_fraction", "cpu_utilization_fraction"}:
+            values = self._tracks[figure].means(edges)
+            if any(value is not None for value in values):
+                series[figure] = tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in values)
+        return Timeline(slice_s=slice_s, **series)

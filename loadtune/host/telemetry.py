@@ -39,7 +39,7 @@ def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = N
     # NVIDIA asks for 0.1 s between two samples of the performance counters. Others come after the tree was looked at:
     # who is not known to be ours counts as somebody else.
     gpm, others = Gpm(gpu), GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
-    return (*probes, gpu_use(gpu), Probe(gpm.figures, gpm.look, 5, gpm.close), Probe(others.figures, others.look, 10))
+    return (*probes, gpu_use(gpu), Probe(gpm.figures, gpm.look, 5), Probe(others.figures, others.look, 10))
 
 
 STOP_TIMEOUT_S = 5.0
@@ -87,13 +87,6 @@ class Sampler:
     def __exit__(self, *raised: object) -> None:
         self._stop.set()
         self._thread.join(STOP_TIMEOUT_S)
-        if not self._thread.is_alive():  # else a look hangs, and nothing can be taken from under it
-            self.close()
-
-    def close(self) -> None:
-        """Give back what the probes hold of the driver."""
-        for probe in self._probes:
-            probe.close()
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
@@ -134,12 +127,9 @@ class Sampler:
 def read_telemetry(device: Device) -> Telemetry:
     """What can be had on this machine, seen by looking twice: a quarter of a second of this very process."""
     sampler, start_s = Sampler(device, os.getpid), time.monotonic()
-    try:
-        sampler.sample(everything=True)
-        time.sleep(_TRIED_S)
-        sampler.sample(everything=True)
-    finally:
-        sampler.close()
+    sampler.sample(everything=True)
+    time.sleep(_TRIED_S)
+    sampler.sample(everything=True)
     seen = sampler.between(start_s, time.monotonic())
     assert seen is not None
     return seen

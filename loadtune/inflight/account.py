@@ -6,9 +6,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from loadtune.host.cpu import read_cpu_name, read_num_usable_cores
@@ -53,6 +53,8 @@ class Account:
     """Seconds of the loop so far."""
     batch_size: int = 1
     """Samples of a batch."""
+    num_ranks: int = 1
+    """That were seen to load, this one included. Rates are of one rank; those that are printed are of all."""
     begins_s: float = 0.0
     """Of `blocked_s`: until the first batches of epochs came."""
     earlier_blocked_s: float = 0.0
@@ -84,6 +86,8 @@ class Account:
     began with them), ``num_workers``."""
     advice: list[str] = field(default_factory=list)
     """What else would help."""
+    try_saves: float = 0.0
+    """Share of the time blocked that the workers would save that are advised. 0: not known, or none are."""
 
     def advise(self, *texts: str) -> None:
         self.advice += [each for each in texts if each not in self.advice]
@@ -115,12 +119,11 @@ class Account:
         if whole is not None:
             instead = f"{'' if self.first_epoch_s else 'about '}{seconds_text(whole[0])} ({whole[0] / whole[1]:.2g}×)"
             return f"{seconds_text(whole[1])} an epoch instead of {instead}"
-        without = ", starts of epochs left out" if self.begins_s > 0.05 * self.total_s else ""
-        return (
-            f"{number_text(first)} → {number_text(now)} samples/s ({now / first:.2g}×{without})"
-            if first and now
-            else ""
-        )
+        inside = " inside an epoch" if self.begins_s > 0.05 * self.total_s else ""
+        of = "this rank" if self.num_ranks < 2 else f"{self.num_ranks} ranks"
+        of_all = f" of {of}" if max(self.num_ranks, num_ranks()) > 1 else ""
+        rates = " → ".join(number_text(rate * self.num_ranks) for rate in (first, now) if rate)
+        return f"{rates} samples/s{of_all} ({now / first:.2g}×{inside})" if first and now else ""
 
     def change_text(self) -> str:
         """``1 → 10 workers: `` and the gain."""
@@ -129,7 +132,7 @@ class Account:
 
 
 _by_process: dict[int, list[Account]] = {}
-_said: set[str] = set()
+_said: set[tuple[int, str]] = set()
 
 
 def accounts() -> list[Account]:
@@ -148,9 +151,19 @@ def stats() -> dict[str, float]:
 def say(account: Account | None, text: str) -> None:
     """One line on stderr, once, of rank 0 alone. Loaders are named where there are several."""
     line = f"{'' if account is None else account.name}: {text}"
-    if (rank() if account is None else account.rank) == 0 and line not in _said:
-        _said.add(line)
+    key = os.getpid(), line
+    if (rank() if account is None else account.rank) == 0 and key not in _said:
+        _said.add(key)
         print_line(text if account is None or len(accounts()) < 2 else line)
+
+
+def leave_alone(account: Account, reason: str) -> None:
+    """A loader that torch iterates. It is said once, also where it is made anew."""
+    reason += "; set num_workers yourself"
+    if not any((each.name, each.reason) == (account.name, reason) for each in accounts()):
+        account.state, account.reason = "left alone", reason
+        accounts().append(account)
+        say(account, f"left alone: {reason}")
 
 
 def print_line(line: str) -> None:
@@ -160,35 +173,51 @@ def print_line(line: str) -> None:
 
 def summary(found: Sequence[Account]) -> list[str]:
     """Lines for the end of a script, without the name of this package. Rank 0 speaks for all."""
-    lines = list[str]()
+    lines, few = list[str](), dict[str, list[str]]()
     for each in found:
         ranks = [other for other in found if other.name == each.name and other.rank != each.rank]
         if any(other.rank < each.rank for other in ranks):
             continue
-        if each.num_workers != each.own_workers:
-            lines.append(f"{each.name}: {each.change_text()}")
-            others = [at["num_workers"] for at in each.switches if at["num_workers"] != each.num_workers]
-            is_open = each.state == "judging"
-            kept = [each.own_workers, *others][-1] if is_open else each.num_workers
-            ended = f"; the script ended before {each.num_workers} were compared with {kept}" if is_open else ""
-            verb, number = ("try", each.num_workers) if kept == each.own_workers else ("keep", kept)
-            lines.append(f"  to {verb} it: DataLoader(..., num_workers={number}){ended}")
-        else:
-            unknown = (
-                "the script ended before more delivered" if each.state == "starting" else "too few batches to tell"
-            )
-            reason = each.reason or (unknown if each.state in ("starting", "watching") else "")
-            reason = reason and f": {reason}"
-            lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}")
-        if "blocked_fraction" in each.numbers():
-            lines.append(f"  {_waits(each)}")
+        if each.state == "watching" and each.samples_per_s is None:
+            few[_few_text(each)] = each.advice
+            continue
+        lines += _outcome(replace(each, num_ranks=max(each.num_ranks, 1 + len(ranks))))
         if ranks:
-            numbers, times = sorted({rank.num_workers for rank in ranks}), ", ".join(map(_blocked, ranks[:8]))
+            numbers = sorted({rank.num_workers for rank in ranks})
+            times = ", ".join(percent_text(rank.numbers().get("blocked_fraction")) for rank in ranks[:8])
             span = f"{numbers[0]} to {numbers[-1]} workers" if numbers[1:] else counted(numbers[0], "worker")
             which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
             lines.append(f"  {which}: {span}; waits {times}{', …' if ranks[8:] else ''}")
         lines += [f"  advice: {advice}" for advice in each.advice if advice not in (each.reason or "")]
-    return lines
+    lines += [f"too few batches to tell: {', '.join(few)}"] if few else []
+    return lines + list(dict.fromkeys(f"  advice: {advice}" for each in few.values() for advice in each))
+
+
+def _few_text(account: Account) -> str:
+    from loadtune.inflight.measure import num_needed
+
+    had, batch_s = account.epoch_batches or account.num_batches, account.total_s / max(1, account.num_batches)
+    needed = max(had, max(3, 2 * account.num_workers) + num_needed(account.num_workers, batch_s)) + 1
+    return f"{account.name} ({had}{' an epoch' if account.epoch_batches else ''}; {needed} are needed)"
+
+
+def _outcome(account: Account) -> list[str]:
+    """One number of workers, and how long the loop waits with it."""
+    own, now, is_open = account.own_workers, account.num_workers, account.state == "judging"
+    kept = [own, *(at["num_workers"] for at in account.switches if at["num_workers"] != now)][-1] if is_open else now
+    ended = f"; the script ended before {now} were compared with {kept}" if is_open else ""
+    if kept not in (own, now):  # what was measured since is of another number
+        found = f"{account.name}: {own} → {counted(kept, 'worker')}"
+        return [found, f"  to keep it: DataLoader(..., num_workers={kept}){ended}"]
+    share = (numbers := account.numbers()).get("blocked_fraction", 0.0)
+    unknown = "the script ended before more delivered" if account.state in ("starting", "watching") else ""
+    still = "no more workers were found to pay off" if share > 0.5 and account.bottleneck == "workers" else ""
+    why = account.reason or (now == own and unknown) or still
+    why += f", predicted {1 / (1 - account.try_saves * share):.3g} times as fast" if account.try_saves else ""
+    stays, why = f"{account.name}: stays at {counted(own, 'worker')}", why and f": {why}"
+    to = f"  to {'try' if is_open else 'keep'} it: DataLoader(..., num_workers={now}){ended}"
+    lines = [stays + why] if now == own else [f"{account.name}: {account.change_text()}", to]
+    return [*lines, f"  {_waits(account)}{'' if now == own else why}"] if "blocked_fraction" in numbers else lines
 
 
 def _waits(account: Account) -> str:
@@ -204,10 +233,6 @@ def _waits(account: Account) -> str:
     starts = f", {seconds_text(begins * whole[1])} of it at the start" if begins > _STARTING else ""
     spent = (seconds_text(share * epoch_s) for share, epoch_s in zip(shares, whole, strict=True))
     return f"waits for data: {' → '.join(spent)} in an epoch{starts}"
-
-
-def _blocked(account: Account) -> str:
-    return percent_text(account.numbers().get("blocked_fraction"))
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
@@ -230,6 +255,15 @@ def write_own(folder: str | None) -> None:
         with suppress(OSError):
             name = f"rank-{rank()}" if num_ranks() > 1 else str(os.getpid())  # a rank started again takes its place
             write(accounts(), Path(folder), f"{name}.json")
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """The end of a training, which ends as without loadtune: what raises in here is said in a sentence."""
+    try:
+        yield
+    except Exception as error:
+        print_line(f"what was found cannot be shown ({type(error).__name__}: {error}).")
 
 
 def read(path: Path) -> list[Account]:
@@ -277,7 +311,7 @@ def write_learnt(path: Path, account: Account) -> None:
         write([account], path.parent, path.name)
 
 
-LEARNT_COLUMNS = ("loader", "machine", "ranks on it", "workers", "gain of a rank")
+LEARNT_COLUMNS = ("loader", "machine", "ranks on it", "workers", "gain")
 
 
 def learnt_rows(folder: Path) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from loadtune.host.cpu import read_num_usable_cores
 
@@ -35,9 +35,6 @@ class Options:
     """End the script, exit code 0, once the loaders that train have settled."""
     replay: str | None = None
     """A result whose switches are repeated at the same batches. None: tune."""
-
-    def as_variable(self) -> str:
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_environment(cls) -> "Options | None":

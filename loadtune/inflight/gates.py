@@ -1,37 +1,42 @@
 """Which loaders are left alone, and why: found out before anything is switched.
 
-Whoever loads in two workers or more has shown that workers read the data. From none or one to several, three things can
-go wrong without an error: workers share the offset of an open file, they have a copy of what the training loop changes
-in the dataset, and a sampler that draws random numbers as it goes is asked further ahead.
+Whoever loads in two workers or more has shown that workers read the data. With other workers, three things can go
+wrong without an error: workers share the offset of an open file, they have a copy of what the training loop changes in
+the dataset, and a sampler is asked further ahead of the loop, although the two act on each other.
 """
 
+import dis
 import fcntl
+import functools
 import gc
 import io
-import operator
 import os
 import stat
 import sys
 import threading
-import types
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.worker_rows import read_states, same_states
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
+_DATA = (*_ATOMS, tuple, list, dict, set, frozenset, deque, torch.Tensor, numpy.ndarray)
+_STDLIB = os.path.dirname(os.__file__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_MAX_CONTAINERS, _ENDS, _MANY_BYTES = 150, 16, 1024
+_MAX_CONTAINERS, _ENDS, _MANY_ITEMS, _MANY_BYTES = 150, 16, 20_000, 1 << 16
+_YOURSELF = "set num_workers yourself where that is no problem"
 COMPARED, _WATCHED = 6, 8
 """First batches of other workers, which the training process reads, too; and first ones of an epoch, whose draws by the
 sampler are looked at."""
@@ -39,11 +44,13 @@ sampler are looked at."""
 
 def reason_against(loader: Any) -> str | None:
     """Why a loader is left to torch, as a clause. None: it can be watched."""
+    if not isinstance(loader, DataLoader):
+        return f"{type(loader).__module__}.{type(loader).__qualname__} builds torch's iterators itself"
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return "it reads a DataPipe"
-    if hasattr(loader, "state_dict"):
+    if getattr(type(loader), "state_dict", None) is not getattr(DataLoader, "state_dict", None):
         return f"{type(loader).__name__} keeps a state of its own, which counts its workers' batches"
-    return None
+    return None if private.draws_as_torch() else "a library replaced how torch's iterators draw indices"
 
 
 class Trust:
@@ -56,56 +63,60 @@ class Trust:
         self._sampler, self._method = sampler, private.start_method(view.multiprocessing_context)
         self._roots = view.dataset, view.collate_fn
         self.in_process = view.num_workers == 0
-        # Where the training process loads, a change counts from the first batch on; else since workers have a copy.
-        self._unchanged = None if self.in_process else Unchanged(*self._roots)
+        self._unchanged = Unchanged(*self._roots)
         self._shares_files = self._method == "fork" and view.num_workers <= 1
         self._offsets = _read_offsets() if self._shares_files else {}
 
-    def before_batch(self) -> None:
-        """The training process is about to load a batch, if the user has no workers."""
-        if self._unchanged is None:
-            self._unchanged = Unchanged(*self._roots)
-
     def changed(self) -> str | None:
         """Whether the dataset is another one than its copies in workers."""
-        what = None if self._unchanged is None else self._unchanged.changed()
-        copy = "workers have a copy of the dataset; set num_workers yourself where that is no problem"
-        return None if what is None else f"the loop, or reading it, changes the dataset ({what}); {copy}"
+        what = self._unchanged.changed()
+        why = f"the loop, or reading it, changes the dataset ({what}), and workers have a copy of it; {_YOURSELF}"
+        return None if what is None else why
 
     def reason_against(self) -> str | None:
         """What is known without starting a worker."""
-        if self._sampler.draws:
-            return "its sampler draws random numbers as it goes, so the order depends on the number of workers"
+        if self.in_process and self._sampler.reason is not None:
+            return f"{self._sampler.reason}, so it cannot be asked ahead of the loop; {_YOURSELF}"
         if (changed := self.changed()) is not None:
             return changed
         if self._shares_files:
             moved = (key[0] for key, at in _read_offsets().items() if self._offsets.get(key, at) != at)
             what = next((f"an open file ({path})" for path in moved), None) or shared_handle(*self._roots)
             if what is not None:
-                return f"the dataset reads through {what}, which several workers would share"
+                return f"the dataset reads through {what}, which workers would share; open it in each worker"
         if not self.in_process or self._method == "fork":
             return None
         if not hasattr(sys.modules["__main__"], "__file__") and "__main__" in (
             getattr(each, "__module__", None) for each in self._roots
         ):
-            return f"a worker started by {self._method} cannot import what is defined in a notebook or at a prompt"
+            return f"a worker started by {self._method} cannot import what a notebook defines; put it in a module"
         if not _main_can_be_imported():
-            return 'the script has no `if __name__ == "__main__":`, so workers would run it again'
+            return 'the script has no `if __name__ == "__main__":`, so workers would run it again; add it'
         return None
 
 
 class WatchedSampler:
-    """Gives the index batches of a loader's own sampler. Looks whether it draws random numbers after its first batch.
+    """Gives the index batches of a loader's own sampler, and looks at how it makes the first of them.
 
-    Such a sampler depends on how far ahead of the loop it is asked, and so on the number of workers.
+    A sampler may be asked further ahead of the loop than the user's settings ask it, unless it and the loop act on each
+    other: it draws random numbers as it goes, its attributes change as it goes, or it reads attributes for each batch.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, is_known: bool = False, reason: str | None = None) -> None:
+        """``is_known``, ``reason``: as an earlier epoch left them."""
         self._sampler = loader._index_sampler
-        owners = (loader, loader.sampler, loader.batch_sampler)
-        generators = (getattr(owner, "generator", None) for owner in owners)
+        self._parts = list(_sampler_parts(loader))
+        generators = (getattr(owner, "generator", None) for owner in (loader, *self._parts))
         self._generators = [each for each in generators if isinstance(each, torch.Generator)]
-        self.draws = False
+        self._others = [each for each in self._parts if not type(each).__module__.startswith("torch.utils.data")]
+        self._not_its_own = loader.dataset
+        self.reason = reason
+        """Why it may not be asked ahead, as a clause. None: nothing was seen."""
+        self.is_known = is_known or not self._others
+        """Whether enough of its batches were looked at, or all of it is torch's."""
+
+    def may_ask_ahead(self) -> bool:
+        return self.is_known and self.reason is None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -114,16 +125,80 @@ class WatchedSampler:
         return self._watched(iter(self._sampler))  # torch's own begins here, and not with the first index
 
     def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
-        before = None
-        for number, drawn in enumerate(indices):
-            if before is not None:
-                own, after = self._states()
-                self.draws = own != before[0] or not same_states(before[1], after)
+        for number in range(_WATCHED + 1):
+            states, kept = self._states(), Unchanged(*self._others, without=self._not_its_own)
+            names = set[str]().union(*map(_data_names, self._others if number == 1 else ()))
+            try:
+                with _reading(names) as read:
+                    drawn = next(indices)
+            except StopIteration:
+                return
+            if number and self.reason is None:
+                self.reason = self._seen(states, kept, read)
             yield drawn
-            before = self._states() if number < _WATCHED and not self.draws else None
+        self.is_known = True
+        yield from indices
+
+    def _seen(self, states: tuple[list[bytes], Any], kept: "Unchanged", read: list[str]) -> str | None:
+        own, after = self._states()
+        name = type((self._others or self._parts)[-1]).__name__
+        if own != states[0] or not same_states(states[1], after):
+            return f"its sampler ({name}) draws random numbers as it goes"
+        if kept.changed() is not None:
+            return f"its sampler ({name}) changes as it goes"
+        if read:
+            return f"its sampler ({name}) reads {read[0]} for each batch, which the loop may change"
+        return None
 
     def _states(self) -> tuple[list[bytes], Any]:
         return [each.get_state().numpy().tobytes() for each in self._generators], read_states()
+
+
+def _sampler_parts(loader: Any) -> Iterator[Any]:
+    """A loader's samplers, and those that they were made from."""
+    waiting, seen = [loader.batch_sampler, loader.sampler], list[Any]()
+    while waiting:
+        each = waiting.pop(0)
+        if each is None or any(each is other for other in seen) or len(seen) > _ENDS:
+            continue
+        seen.append(each)
+        yield each
+        waiting += [getattr(each, name, None) for name in ("batch_sampler", "sampler")]
+
+
+def _data_names(sampler: Any) -> set[str]:
+    """Of its attributes that are no methods, its classes' own included."""
+    owners = [getattr(sampler, "__dict__", {}), *(vars(kind) for kind in type(sampler).__mro__[:-1])]
+    return {name for owner in owners for name, each in owner.items() if name[:2] != "__" and isinstance(each, _DATA)}
+
+
+@contextmanager
+def _reading(names: set[str]) -> Iterator[list[str]]:
+    """Those of these names that code reads as attributes meanwhile; torch's own samplers do not count."""
+    read = list[str]()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if "/torch/utils/data/" in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and (name := _names_read(frame.f_code, "LOAD_ATTR").get(frame.f_lasti, "")) in names:
+            read.append(name)
+        return trace
+
+    if not names or sys.gettrace() is not None:  # with a debugger nothing can be seen, and counts as seen
+        yield [*names]
+        return
+    sys.settrace(trace)
+    try:
+        yield read
+    finally:
+        sys.settrace(None)
+
+
+@functools.lru_cache
+def _names_read(code: CodeType, operation: str) -> dict[int, str]:
+    """Offset of each instruction that reads a name in this way → the name."""
+    return {each.offset: each.argval for each in dis.get_instructions(code) if each.opname == operation}
 
 
 def _main_can_be_imported() -> bool:
@@ -156,7 +231,7 @@ def _read_offsets() -> dict[tuple[str, int], int]:
 
 def shared_handle(*roots: Any) -> str | None:
     """The type of something in these objects that workers would share: an open file, a connection. None: none found."""
-    harmless = (io.BytesIO, io.StringIO, types.MethodType, partial, *_LOCKS)
+    harmless = (io.BytesIO, io.StringIO, MethodType, partial, *_LOCKS)
     for each in _contents(roots):
         kind = type(each)
         if isinstance(each, io.IOBase) and not isinstance(each, harmless):
@@ -174,59 +249,95 @@ def shared_handle(*roots: Any) -> str | None:
 
 
 class Unchanged:
-    """Attributes of a dataset and of what it refers to, as they were; a look takes some 10 µs.
+    """A dataset and what it refers to, with the data that its functions read from their module, as they were.
 
-    Looks at 150 objects at the most, and at the ends of long lists: a change far inside of one is not seen.
+    Looks at 150 objects at most: whole lists of 20,000 items, arrays of 64 KiB, and the ends of longer ones. A look
+    takes some 50 µs.
     """
 
-    def __init__(self, *roots: Any) -> None:
-        found = ((each, _items(each)) for each in _contents(roots))
-        kept = ((each, items) for each, items in found if items or isinstance(each, dict | list | set | deque))
-        self._kept = list(islice(kept, _MAX_CONTAINERS))
+    def __init__(self, *roots: Any, without: Any = None) -> None:
+        """``without``: an object that is not looked into."""
+        self._kept: list[tuple[Any, Any]] = []
+        for each in _contents(roots, without):
+            with suppress(Exception):  # of an object that cannot be looked into
+                if not isinstance(each, tuple | frozenset) and (state := _state(each)) is not None:
+                    self._kept.append((each, _copied(state)))
+            if len(self._kept) == _MAX_CONTAINERS:
+                return
 
     def changed(self) -> str | None:
         """The type of an object that changed, for people. None: none did."""
-        for each, items in self._kept:
-            now = _items(each)
-            if len(now) != len(items) or not (all(map(operator.is_, now, items)) or all(map(_same, now, items))):
+        for each, before in self._kept:
+            try:
+                same = bool(_state(each) == before)
+            except Exception:  # an array in the place of another, say
+                same = False
+            if not same:
                 return type(each).__name__
         return None
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _ATOMS) and one == other)
+def _state(each: Any) -> Any:
+    """What is compared, by equality. None: nothing of it can change."""
+    if isinstance(each, torch.Tensor):
+        return None if each.is_inference() or isinstance(each, torch.nn.Parameter) else each._version
+    if isinstance(each, numpy.ndarray):
+        flat = each.reshape(-1) if each.flags.c_contiguous else each[:0].reshape(-1)
+        half = _MANY_BYTES // 2 // max(1, each.itemsize)
+        return each.tobytes() if each.nbytes <= _MANY_BYTES else (flat[:half].tobytes(), flat[-half:].tobytes())
+    if isinstance(each, dict | list | set | deque):
+        return each if len(each) <= _MANY_ITEMS else (len(each), _items(each))
+    if isinstance(each, FunctionType):
+        return _read_globals(each) or None
+    if isinstance(each, partial | MethodType) or not hasattr(each, "__dict__"):
+        return tuple(gc.get_referents(each)) or None
+    return vars(each)
+
+
+def _copied(state: Any) -> Any:
+    return next((kind(state) for kind in (dict, list, set, deque) if isinstance(state, kind)), state)
 
 
 def _items(each: Any) -> tuple[Any, ...]:
-    """What an object refers to, its length where it is long."""
-    if isinstance(each, torch.Tensor):
-        return () if each.is_inference() or isinstance(each, torch.nn.Parameter) else (each._version,)
-    if type(each).__module__ == "numpy" and getattr(each, "nbytes", _MANY_BYTES) < _MANY_BYTES:
-        return (each.tobytes(),)
+    """What an object refers to; of a long list its ends."""
+    if isinstance(each, torch.Tensor | numpy.ndarray | set | frozenset | deque):
+        return ()
     if isinstance(each, dict):
-        return tuple(each.values()) if len(each) <= _MAX_CONTAINERS else (len(each), *islice(each.values(), _ENDS))
+        return tuple(each.values()) if len(each) <= _MAX_CONTAINERS else tuple(islice(each.values(), _ENDS))
     if isinstance(each, list | tuple):
-        return tuple(each) if len(each) <= 2 * _ENDS else (len(each), *each[:_ENDS], *each[-_ENDS:])
-    if isinstance(each, set | frozenset | deque):
-        return (len(each),)
-    if isinstance(each, types.FunctionType):
-        return each.__closure__ or ()
-    if isinstance(each, partial | types.MethodType) or not hasattr(each, "__dict__"):
+        return tuple(each) if len(each) <= 2 * _ENDS else (*each[:_ENDS], *each[-_ENDS:])
+    if isinstance(each, FunctionType):
+        return (*(each.__closure__ or ()), *_read_globals(each, FunctionType).values(), *_read_globals(each).values())
+    if isinstance(each, partial | MethodType) or not hasattr(each, "__dict__"):
         return tuple(gc.get_referents(each))
-    return tuple(vars(each).values())
+    methods = (own for kind in type(each).__mro__ for own in vars(kind).values() if isinstance(own, FunctionType))
+    return (*vars(each).values(), *filter(_is_users, methods))
 
 
-def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:
+def _is_users(function: FunctionType) -> bool:
+    path = function.__code__.co_filename
+    return not path.startswith(("<frozen", _STDLIB)) and "site-packages" not in path and "dist-packages" not in path
+
+
+def _read_globals(function: FunctionType, kinds: Any = _DATA) -> dict[str, Any]:
+    """What a function of the user reads from its module: data, or other functions."""
+    names = _names_read(function.__code__, "LOAD_GLOBAL").values() if _is_users(function) else ()
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return {name: each for name, each in found.items() if isinstance(each, kinds)}
+
+
+def _contents(roots: tuple[Any, ...], without: Any = None) -> Iterator[Any]:
     """These objects and what they refer to, the nearest first."""
-    seen: set[int] = set()
+    seen = {id(without)}
     waiting = deque(roots)
     while waiting and len(seen) < 20 * _MAX_CONTAINERS:
         each = waiting.popleft()
-        if isinstance(each, (*_ATOMS, type, types.ModuleType, torch.dtype)) or id(each) in seen:
+        if isinstance(each, (*_ATOMS, type, ModuleType, torch.dtype)) or id(each) in seen:
             continue
         seen.add(id(each))
         yield each
-        waiting.extend(_items(each))
+        with suppress(Exception):  # of an object that cannot be looked into
+            waiting.extend(_items(each))
 
 
 # The same batch again

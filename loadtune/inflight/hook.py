@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from loadtune.errors import raised_by_handler
 from loadtune.inflight import account as told
@@ -28,15 +28,22 @@ def install(
     import torch.utils.data.dataloader as module
 
     _begin(Options(max_workers=max_workers, freeze=freeze, exact=exact, dry_run=dry_run))
-    patched: Any = module.DataLoader
-    real = patched._get_iterator
+    patched, base = cast(Any, (module.DataLoader, module._BaseDataLoaderIter))
+    real, make = patched._get_iterator, base.__new__
 
     def _get_iterator(self: Any) -> Any:
         made = iterator_of(self, sys._getframe(1))
         return real(self) if made is None else made
 
+    def __new__(cls: Any, *args: Any, **named: Any) -> Any:  # notes a library's own loaders; toolkits patch `__init__`
+        for loader in (*args, *named.values())[:1]:
+            if not isinstance(loader, patched) and not type(loader).__module__.startswith("loadtune."):
+                iterator_of(loader, sys._getframe(1))
+        return make(cls) if make is object.__new__ else make(cls, *args, **named)
+
     if real.__module__ == module.__name__:  # in place: subclasses that call it, and loaders that a library makes anew
         patched._get_iterator = _get_iterator
+        base.__new__ = __new__
 
 
 def _begin(chosen: Options) -> Options:
@@ -59,7 +66,9 @@ def iterator_of(loader: Any, frame: FrameType | None) -> Any:
     except Exception as error:  # what is the user's own torch's iterator raises again
         if os.environ.get(TEST_VARIABLE) or raised_by_handler(error):
             raise
-        told.say(None, f"leaves a loader alone ({type(error).__name__}: {error})")
+        name, number = type(getattr(loader, "dataset", loader)).__name__, getattr(loader, "num_workers", 0)
+        why = f"loadtune failed ({type(error).__name__}: {error})"
+        told.leave_alone(told.Account(name=name, rank=rank(), own_workers=number, num_workers=number), why)
         return None
 
 
@@ -75,10 +84,11 @@ def _is_worker() -> bool:
 def _at_exit(options: Options) -> None:
     if _is_worker():
         return
-    told.write_own(options.folder)
-    machine, pid = options.launcher or (None, 0)
-    is_orphan = machine == socket.gethostname() and not is_alive(int(pid))
-    for line in told.summary(told.accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():
-        told.print_line(line)
-    if is_orphan and options.folder is not None:
-        shutil.rmtree(options.folder, ignore_errors=True)
+    with told.ending():
+        told.write_own(options.folder)
+        machine, pid = options.launcher or (None, 0)
+        is_orphan = machine == socket.gethostname() and not is_alive(int(pid))
+        for line in told.summary(told.accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():
+            told.print_line(line)
+        if is_orphan and options.folder is not None:
+            shutil.rmtree(options.folder, ignore_errors=True)

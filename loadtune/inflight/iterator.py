@@ -2,7 +2,7 @@
 
 import os
 import sys
-import threading
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,8 @@ class _Tuned:
 
     def __init__(self, tuner: Tuner, loader: Any) -> None:
         self._tuner = tuner
-        self._inner = tuner.open(loader)
+        self._opened = tuner.open(loader)
+        self._inner = self._opened[0]
         tuner.guard(tuner.begin, self)
 
     def __len__(self) -> int:
@@ -33,7 +34,7 @@ class _Tuned:
 
     def __next__(self) -> Any:
         tuner = self._tuner
-        if tuner.is_dead or tuner.watched() is not self:  # a newer iterator is watched; Lightning keeps the old one
+        if tuner.is_dead or tuner.watched() is not self or self._inner.has_ended:  # Lightning keeps an old one
             return next(self._inner)
         tuner.guard(tuner.before_step)
         try:
@@ -42,7 +43,10 @@ class _Tuned:
                 return batch
             batch = tuner.checked(batch)
         except BaseException as error:
-            tuner.guard(partial(tuner.end, is_exhausted=isinstance(error, StopIteration)))
+            is_exhausted = isinstance(error, StopIteration)
+            tuner.guard(partial(tuner.end, is_exhausted=is_exhausted))
+            if is_exhausted:
+                tuner.release()
             raise
         tuner.guard(tuner.after_step, batch)
         return batch
@@ -55,7 +59,7 @@ class _Tuned:
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch, as torch asks for where workers are persistent."""
-        self._inner._reset(private.LoaderView(loader, self._tuner.sampler))
+        self._inner._reset(private.LoaderView(loader, self._opened[2]))
         self._tuner.guard(self._tuner.begin, self)
 
     def _shutdown_workers(self) -> None:
@@ -67,6 +71,7 @@ class _Tuned:
         tuner = self.__dict__.get("_tuner")
         if tuner is not None and tuner.watched() in (None, self):
             tuner.guard(tuner.end)
+            tuner.release()
         self._shutdown_workers()
 
 
@@ -84,7 +89,7 @@ def begun_by(tuner: Tuner, loader: Any) -> Any:
 
 def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
     """An iterator that is tuned. None: this loader is left alone, and torch's own is to be used."""
-    with _locks.setdefault(os.getpid(), threading.RLock()):
+    with Shared.here().lock:
         tuner = _tuner_of(loader, _place(frame), options)
         if tuner is None or tuner.is_dead:
             return None
@@ -99,37 +104,30 @@ def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> An
             raise
 
 
-_locks: dict[int, Any] = {}
-"""By process: one thread at a time takes a tuner. A sampler may iterate another loader meanwhile."""
-_known: dict[Any, list[Tuner]] = {}
-"""By process, dataset, settings and place in the code. Empty: this loader is left alone, and that was said."""
-
-
 def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     """The tuner of the loader that began here before, if it is free; so one that is made anew goes on."""
-    dataset, number = loader.dataset, loader.num_workers
-    reason = gates.reason_against(loader)
-    if {type(dataset).__name__, place} & set(options.freeze):
-        reason = reason or "--freeze names it"
-    size = len(dataset) if hasattr(dataset, "__len__") and reason is None else None
-    key = (os.getpid(), type(dataset), size, loader.batch_size, number, place)
-    is_new, tuners = key not in _known, _known.setdefault(key, [])
-    Shared.ranks = Shared.ranks or join()
-    here = rank() if Shared.ranks is None else Shared.ranks.own.rank
+    dataset, number = getattr(loader, "dataset", loader), getattr(loader, "num_workers", 0)
+    is_frozen = {type(dataset).__name__, place} & set(options.freeze)
+    reason = gates.reason_against(loader) or ("--freeze names it" if is_frozen else None)
+    shared = Shared.here()
+    shared.ranks = shared.ranks or join()
+    here = rank() if shared.ranks is None else shared.ranks.own.rank
     account = Account(name=f"{type(dataset).__name__} at {place}", rank=here, own_workers=number, num_workers=number)
     if reason is not None:
-        if is_new:
-            account.state, account.reason = "left alone", reason
-            told.accounts().append(account)
-            told.say(account, f"left alone: {reason}")
+        told.leave_alone(account, reason)
         return None
+    size = None
+    with suppress(TypeError, AttributeError, NotImplementedError):  # a stream may have a `__len__` and no length
+        size = len(dataset)
+    key = (type(dataset), size, loader.batch_size, number, place)
+    tuners = shared.known.setdefault(key, [])
     same = (tuner for tuner in tuners if tuner.source() is loader)
     free = (tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner.has_ended)
     if (known := next(chain(same, free), None)) is not None:
         return known
     if tuners:
         account.name += f" ({len(tuners) + 1})"
-    if options.freeze and is_new:
+    if options.freeze and not tuners:
         told.say(None, f"{account.name} is tuned: --freeze does not name it")
     replayed = learnt = None
     if options.replay is not None:
@@ -141,7 +139,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     told.accounts().append(account)
     tuner = Tuner(account, loader, options, replayed, learnt)
     tuners.append(tuner)
-    Shared.tuners.append(tuner)
+    shared.tuners.append(tuner)
     return tuner
 
 

@@ -67,19 +67,19 @@ class Steps:
     between: list[float] = field(default_factory=list)
     quick: list[float] = field(default_factory=list)
     """Seconds blocked where a batch stood ready."""
-    ready: tuple[int, int] = (0, 0)
-    """Batches that stood ready before the first and before the newest of these steps."""
+    ready: list[int] = field(default_factory=list)
+    """Batches that stood ready before each of these steps."""
 
     def add(self, blocked_s: float, between_s: float, num_ready: int) -> bool:
         """Whether a group of steps is complete."""
         if self.skip > 0:
             self.skip -= 1
             return False
-        self.ready = (self.ready[0] if self.blocked else num_ready), num_ready
+        self.ready.append(num_ready)
         self.blocked.append(blocked_s)
         self.between.append(between_s)
         if len(self.blocked) > 2 * MAX_STEPS:
-            del self.blocked[:MAX_STEPS], self.between[:MAX_STEPS], self.quick[:-GROUP]
+            del self.blocked[:MAX_STEPS], self.between[:MAX_STEPS], self.ready[:MAX_STEPS], self.quick[:-GROUP]
         if num_ready > 1:
             self.quick.append(blocked_s)
         return len(self.blocked) % GROUP == 0
@@ -96,7 +96,7 @@ class Steps:
         between = [gap if gap <= usual_s else 0.0 for gap in self.between]
         mean_s = sum(between) / (len(between) - num_gaps)
         blocked_s, num = fmean(self.blocked), len(self.blocked)
-        drained = max(0, self.ready[0] - self.ready[1])
+        drained = max(0, self.ready[0] - self.ready[-1])
         # Blocks as long as a turn of all workers, which deliver in bursts.
         size = max(GROUP, self.num_workers)
         steps = np.array(self.blocked) + np.array(between)
@@ -113,10 +113,9 @@ class Steps:
         )
 
 
-def is_enough(reading: Reading, num_workers: int) -> bool:
-    """Whether a reading spans three turns of all workers and a third of a second, or is long."""
-    turns = max(2 * GROUP, 3 * num_workers)
-    return reading.num_steps >= MAX_STEPS or (reading.num_steps >= turns and reading.num_steps * reading.total_s >= 0.3)
+def num_needed(num_workers: int, step_s: float) -> int:
+    """Steps that span three turns of all workers and a third of a second, or are many."""
+    return min(MAX_STEPS, max(2 * GROUP, 3 * num_workers, math.ceil(0.3 / max(1e-6, step_s))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +126,8 @@ class Work:
     cpu_s: float
     queued_s: float = 0.0
     """Of `load_s`: ready to run while all cores were taken."""
+    spare_s: float = math.inf
+    """CPU seconds a batch that the step leaves to workers; infinite: not known."""
 
     @property
     def cpu_share(self) -> float:
@@ -139,9 +140,14 @@ def needed(work: Work, step_s: float) -> int:
     return max(1, math.ceil(SPARE * work.load_s / max(1e-6, step_s) - 1e-6))
 
 
+def within_cores_s(work: Work, step_s: float, num_workers: int) -> float:
+    """Seconds a batch, where workers load while the loop waits what the cores have no time for beside the step."""
+    return step_s + max(0.0, work.cpu_s - work.spare_s) / num_workers
+
+
 def predicted_s(work: Work, step_s: float, num_workers: int) -> float:
     """Seconds a batch with so many workers."""
-    return max(step_s, work.load_s / num_workers)
+    return max(work.load_s / num_workers, within_cores_s(work, step_s, num_workers))
 
 
 def best_number(

@@ -6,6 +6,7 @@ share, and without a process group all have. torch is imported by `join` alone.
 """
 
 import json
+import math
 import socket
 import threading
 import time
@@ -106,12 +107,14 @@ class Ranks:
         """Ranks that differ, by how often they did in a row."""
         self._heard: dict[int, tuple[Word, int]] = {}
         """The newest word of each, and how often it was heard again since."""
+        self._heard_s = -math.inf
         threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True).start()
 
     def say(self, work: Work, reading: Reading, *, is_settled: bool, num_switches: int) -> None:
         """With the next word."""
         waiting = reading.waiting_fraction if reading.waits else 0.0
-        said = {**asdict(work), "waiting": waiting, "is_settled": is_settled, "num_switches": num_switches}
+        loading = {name: getattr(work, name) for name in ("load_s", "cpu_s", "queued_s")}
+        said = {**loading, "waiting": waiting, "is_settled": is_settled, "num_switches": num_switches}
         self.own = replace(self.own, **said)
 
     def cores(self) -> float:
@@ -122,7 +125,9 @@ class Ranks:
         return self._cores
 
     def peers_wait(self) -> bool:
-        """Whether another rank said that it waits for data."""
+        """Whether another rank said lately that it waits for data."""
+        if time.monotonic() - self._heard_s > _STALE * PAUSE_S:  # the store is gone, or does not answer
+            return False
         return any(each.waiting >= ACT for each in self.words.values() if each.rank != self.own.rank)
 
     def _exchange(self) -> None:
@@ -145,6 +150,7 @@ class Ranks:
             word = Word(**json.loads(text))
             before, age = self._heard.get(word.rank, (None, 0))
             self._heard[word.rank] = word, age + 1 if before == word else 0
+        self._heard_s = time.monotonic()
         self.words = {rank: word for rank, (word, age) in self._heard.items() if age < _STALE}
         if self.own.rank == 0:  # one voice for all: what was so twice is said once
             found = differences(list(self.words.values()))

@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import RandomSampler
@@ -26,10 +27,13 @@ from loadtune.inflight import gates, limits, measure
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.limits import Clocks
-from loadtune.inflight.measure import GROUP, Reading, Steps, Work
+from loadtune.inflight.measure import ACT, GROUP, Reading, Steps, Work
 from loadtune.inflight.ranks import Ranks
 from loadtune.stream import torch_private as private
+from loadtune.stream import worker_init
+from loadtune.stream.pool import RandomSamplesError
 from loadtune.stream.switching import SwitchingIterator
+from loadtune.stream.worker_rows import is_random
 from loadtune.units import counted
 
 _STEP_UP, _TRIES = 0.08, 2
@@ -48,33 +52,44 @@ _STARTING_S = 0.01
 _LOOKS_AGAIN, _OTHER = 4, 0.2
 """Times at most that a loop which waits looks again, because its cores or its pace are others than when it decided (a
 peer was the slower one then); and by how much."""
-_LIMITED = {
-    "the step": "the training step limits now",
-    "workers": "loading still limits",
-    "cores": "the CPU cores limit",
-}
 _STREAM = "another number changes the order of an IterableDataset's samples, or how often each is read"
 
 
 class Shared:
-    """What the tuners of a process share."""
+    """What the tuners of a process share. A forked process has nothing of its parent's."""
 
-    blocked_s = 0.0
-    """Seconds in ``next()`` of all loaders: they are no step of another one."""
-    trying: "Tuner | None" = None
-    """One tuner at a time changes something."""
-    tuners: "list[Tuner]" = []  # noqa: RUF012
-    ranks: Ranks | None = None
-    """None: no process group of several ranks was seen."""
+    _of_process: ClassVar[dict[int, "Shared"]] = {}
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """One thread at a time takes a tuner. A sampler may iterate another loader meanwhile."""
+        self.blocked_s = 0.0
+        """Seconds in ``next()`` of all loaders: they are no step of another one."""
+        self.trying: Tuner | None = None
+        """One tuner at a time changes something."""
+        self.tuners: list[Tuner] = []
+        self.known: dict[Any, list[Tuner]] = {}
+        """By dataset, settings and place in the code."""
+        self.ranks: Ranks | None = None
+        """None: no process group of several ranks was seen."""
 
     @classmethod
-    def cores(cls) -> float:
+    def here(cls) -> "Shared":
+        return cls._of_process.setdefault(os.getpid(), cls())
+
+    def cores(self) -> float:
         """Of this rank."""
-        return max(1.0, equal_share() if cls.ranks is None else cls.ranks.cores())
+        return max(1.0, equal_share() if self.ranks is None else self.ranks.cores())
 
 
 class Tuner:
     """Of the iterators over one dataset that begin at one place; the newest of them is watched."""
+
+    iterator: Any
+    view: Any
+    sampler: Any
+    trust: Any
+    """Of the iterator that is watched. None: there is none, or it has ended."""
 
     def __init__(
         self,
@@ -86,17 +101,28 @@ class Tuner:
     ) -> None:
         """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found."""
         self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
-        self.pid = os.getpid()
+        self.shared = Shared.here()
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
+        self.advises = self.is_stream or options.dry_run
+        self.shards = limits.num_shards(loader.dataset) if self.is_stream else None
         self.source: Callable[[], Any] = lambda: None
         """The loader that begins."""
         self.watched: Callable[[], Any] = lambda: None
+        self.release()
+        self.known_sampler: tuple[bool, str | None] = (False, None)
+        """Whether an earlier epoch looked at enough of its batches, and why it may not be asked ahead."""
         self.is_dead, self.epoch = False, -1
         self.opening_s = 0.0
         """Seconds in which the workers of this epoch started, until its first batch came."""
         self.target: int | None = None
         """Workers with which an epoch begins. None: the user's."""
+        self.init_reason = worker_init.reason_against(loader.worker_init_fn, self.own)
+        self.told_workers = limits.MOST if self.several_ranks else None
+        """What its ``worker_init_fn`` gets as their number: ranks multiply it, and their numbers may differ."""
+        self.known: list[Any] | None = []
+        self.must_show = options.exact
+        """See `IndexStream`; None: other workers delivered. Until then with --exact no epoch begins with them."""
         self.num_to_compare = gates.COMPARED if self.own == 0 else 0
         """Batches of other workers that the training process still has to read, too."""
         self.tried: list[int] = []
@@ -107,7 +133,7 @@ class Tuner:
         """Whether that waits for the next epoch; and seconds of epochs before it, which a whole epoch has to beat."""
         self.num_looks, self.decided_s = 0, 0.0
         """Times that it watched again; seconds a batch when it began to rest."""
-        self.cores = Shared.cores()
+        self.cores = self.shared.cores()
         """Of this rank, when that was last asked for."""
         self.cpu_rate = self.own_cpu_s = 0.0
         """Cores that its workers keep busy; and CPU seconds in ``next()`` where it has none."""
@@ -125,7 +151,7 @@ class Tuner:
 
     @property
     def several_ranks(self) -> bool:
-        return Shared.ranks is not None or num_ranks() > 1
+        return self.shared.ranks is not None or num_ranks() > 1
 
     def say(self, text: str) -> None:
         told.say(self.account, text)
@@ -145,19 +171,28 @@ class Tuner:
 
     # The life of an iterator
 
-    def open(self, loader: Any) -> SwitchingIterator:
-        """Begin an epoch. Raises what torch's iterator would raise."""
+    def open(self, loader: Any) -> tuple[Any, ...]:
+        """Begin an epoch. Raises what torch's iterator would raise. What it gives is the iterator's and goes with it;
+        `begin` borrows it."""
         asked_s = time.perf_counter()
-        self.sampler = gates.WatchedSampler(loader)
-        self.view: Any = private.LoaderView(loader, self.sampler)
+        sampler = gates.WatchedSampler(loader, *self.known_sampler)
+        view = private.LoaderView(loader, sampler)
         self.source = weakref.ref(loader)
-        self.trust = gates.Trust(self.view, self.sampler)
-        if self.target is not None and (reason := self.trust.reason_against()) is not None:
-            self._left(reason)
         at_once = [number for batch, number in self._replayed(self.epoch + 1) if batch == 0]
-        self.iterator = SwitchingIterator(self.view, at_once[-1] if at_once else self.target)
+        is_ready = self.target is not None and (self.own > 0 or sampler.is_known) and not self.must_show
+        number = at_once[-1] if at_once else int(self.target or 0) if is_ready else self.own
+        trust = gates.Trust(view, sampler)
+        if self.target is not None and (reason := trust.reason_against() or self.init_reason) is not None:
+            self._left(reason)
+            number = self.own
+        ways: dict[str, Any] = {"known": self.known, "exact": self.must_show, "told_workers": self.told_workers}
+        iterator = SwitchingIterator(view, number, may_ask_ahead=sampler.may_ask_ahead, **ways)
         self.opening_s = time.perf_counter() - asked_s
-        return self.iterator
+        return iterator, view, sampler, trust
+
+    def release(self) -> None:
+        """The dataset, and whatever else belongs to an iterator, is not kept beyond its life."""
+        self.iterator = self.view = self.sampler = self.trust = None
 
     def _replayed(self, epoch: int) -> list[tuple[int, int]]:
         """The switches to be repeated in this epoch: batch, workers."""
@@ -167,6 +202,7 @@ class Tuner:
     def begin(self, watched: Any) -> None:
         """The epoch of this iterator, which `open` gave or which begins again, is the one that is watched."""
         self.watched = weakref.ref(watched)
+        self.iterator, self.view, self.sampler, self.trust = watched._opened
         self.epoch += 1
         self.last_end: float | None = None
         self.blocked_then_s = 0.0
@@ -174,20 +210,25 @@ class Tuner:
         number = self.iterator.num_delivering
         self._delivering(number, 0)
         self.epoch_then = number, self.account.num_batches, self.account.total_s
+        if self.must_show and self.target is not None:
+            self.iterator.switch(self.target)
         for batch, replayed in self._replayed(self.epoch):
             if batch > 0:
                 self.iterator.switch(replayed, at=batch)
 
     def end(self, *, is_exhausted: bool = False) -> None:
         """No more batches come in this epoch. ``is_exhausted``: its workers have just ended, as its last step did."""
+        if self.iterator is None:
+            return
+        self.known_sampler = self.sampler.is_known, self.sampler.reason
         if is_exhausted and self.last_end is not None:
             now = time.perf_counter()
             self.account.blocked_s += now - self.begun
-            self.account.total_s += now - self.last_end - (Shared.blocked_s - self.blocked_then_s)
+            self.account.total_s += now - self.last_end - (self.shared.blocked_s - self.blocked_then_s)
             self.last_end = None
             self._whole_epoch()
-        if Shared.trying is self and self.account.state != "judging":
-            Shared.trying = None
+        if self.shared.trying is self and self.account.state != "judging":
+            self.shared.trying = None
         if not self.view.pin_memory and not sys.is_finalizing() and torch.cuda.is_available():
             self.account.advise("pin_memory=True: batches go to the GPU while it computes")
         begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own > 0
@@ -218,7 +259,7 @@ class Tuner:
         if before_s is None and len(self.steps.blocked) < 2 * GROUP:
             limit_s = (1 - _CLEAR) * account.epoch_batches * self.change[1].total_s
         if is_judging and epoch_s < limit_s:
-            Shared.trying = None
+            self.shared.trying = None
             self.say(account.change_text())
             self._rest("workers")
         elif before_s is not None and account.num_epochs == 1 and epoch_s > limit_s:
@@ -236,6 +277,7 @@ class Tuner:
             self.is_dead = True
             with suppress(Exception):
                 self._leave(f"the tuner failed ({type(error).__name__}: {error})")
+            self.release()
             if os.environ.get(TEST_VARIABLE):
                 raise
 
@@ -244,12 +286,19 @@ class Tuner:
         if self.trust.in_process:
             self.iterator.withdraw_to_own()
         else:
-            self.iterator.switch(self.own)
+            self._go_back(self.own)
         self._left(reason)
 
+    def _go_back(self, num_workers: int) -> None:
+        """Workers that start now have the dataset as it is now. Where it was changed, the present ones stay until the
+        epoch ends: the user's own would not see the change either."""
+        self.iterator.stay()
+        if self.trust.changed() is None:
+            self.iterator.switch(num_workers)
+
     def _left(self, reason: str) -> None:
-        if Shared.trying is self:
-            Shared.trying = None
+        if self.shared.trying is self:
+            self.shared.trying = None
         if self.learnt_file is not None:  # what an earlier run found is no longer right
             with suppress(OSError):
                 self.learnt_file.unlink()
@@ -262,11 +311,9 @@ class Tuner:
     def before_step(self) -> None:
         entered, self.num_ready = time.perf_counter(), 0
         state, has_workers = self.account.state, self.steps.num_workers > 0
-        if self.trust.in_process and not self.is_stream:
-            if (has_workers or state == "starting") and (reason := self.trust.changed()) is not None:
-                self._leave(reason)
-            if not has_workers:
-                self.trust.before_batch()
+        has_copies = self.iterator.is_switching or (self.trust.in_process and has_workers)
+        if has_copies and not self.is_stream and (reason := self.trust.changed()) is not None:
+            self._leave(reason)
         if has_workers and state in ("watching", "judging"):
             depth = private.queue_depth(self.iterator.delivering())
             self.num_ready = 0 if depth is None else depth.ready
@@ -304,25 +351,31 @@ class Tuner:
         if self.last_end is None:
             blocked_s, self.opening_s = blocked_s + self.opening_s, 0.0
             account.begins_s += blocked_s
+            if self.steps.num_workers != self.own:
+                self._say_what_differs()
             if account.first_begin_s is None and self.steps.num_workers == self.own:
                 account.first_begin_s = blocked_s
         else:
-            between_s = max(0.0, self.begun - self.last_end - (Shared.blocked_s - self.blocked_then_s))
+            between_s = max(0.0, self.begun - self.last_end - (self.shared.blocked_s - self.blocked_then_s))
             complete = self.steps.add(blocked_s, between_s, self.num_ready)
             if self.steps.skip == 1:
                 self.clocks = self._read_clocks()
-        Shared.blocked_s += blocked_s
-        self.blocked_then_s = Shared.blocked_s
+        self.shared.blocked_s += blocked_s
+        self.blocked_then_s = self.shared.blocked_s
         if (number := self.iterator.num_delivering) != self.steps.num_workers:
             self._delivering(number, self.iterator.delivering().begins_at)
-        rests = account.state == "resting" and Shared.ranks is None  # where a rank rests, others may begin to wait
+        rests = account.state == "resting" and self.shared.ranks is None  # where a rank rests, others may begin to wait
         after = _RESTING if rests else 2 * GROUP
         if self.iterator.withdrawn:
             failed = self.iterator.withdrawn.pop()
-            self._leave(f"{counted(failed.num_workers, 'worker')} failed ({failed})")
+            self._note_draws()
+            is_kept, count = isinstance(failed, RandomSamplesError), counted(failed.num_workers, "worker")
+            self._leave(f"{failed}, and --exact keeps samples as they are" if is_kept else f"{count} failed ({failed})")
+            if failed.__cause__ is not None:
+                self.say(str(failed.__cause__))
         elif complete and account.state in _LOOKING and len(self.steps.blocked) >= after:
             reading = self.steps.reading()
-            if reading is not None and measure.is_enough(reading, self.steps.num_workers):
+            if reading and reading.num_steps >= measure.num_needed(self.steps.num_workers, reading.total_s):
                 self._look(reading)
         account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
         account.total_s += blocked_s + between_s
@@ -333,7 +386,7 @@ class Tuner:
 
     def _end_script(self) -> None:
         """Raises SystemExit where the loaders that train have settled: not in a validation, nor where others go on."""
-        others = (each.account.state for each in Shared.tuners if each.account.num_batches >= 2 * GROUP)
+        others = (each.account.state for each in self.shared.tuners if each.account.num_batches >= 2 * GROUP)
         is_alone = not self.several_ranks and threading.current_thread() is threading.main_thread()
         if is_alone and torch.is_grad_enabled() and all(state in _SETTLED for state in others):
             self.say("ends the script, as --until-tuned asks for")
@@ -344,7 +397,8 @@ class Tuner:
         account = self.account
         if batch > 0 or number != self.own:
             account.switches.append({"epoch": self.epoch, "batch": batch, "num_workers": number})
-            self._say_random()
+            self._say_what_differs()
+            self.known, self.must_show = None, False
         if number != self.steps.num_workers:
             if account.first_blocked_fraction is None and account.total_s:
                 account.first_blocked_fraction = account.blocked_s / account.total_s
@@ -356,7 +410,15 @@ class Tuner:
         if number == self.target and account.state == "starting":
             account.state = "judging"
 
-    def _say_random(self) -> None:
+    def _note_draws(self) -> None:
+        draws = self.iterator.table.row(None).draws > 0
+        self.account.draws_random |= draws or bool(is_random(self.iterator.workers()))
+
+    def _say_what_differs(self) -> None:
+        self._note_draws()
+        if worker_init.is_given(self.view.worker_init_fn, self.own):
+            number = f"num_workers={self.told_workers} in all ranks" if self.told_workers else "the new num_workers"
+            self.say(f"its worker_init_fn gets {number}, as if you had typed it")
         if self.account.draws_random:
             self.say(
                 "random augmentation draws other numbers with other workers, as in PyTorch; samples and order stay"
@@ -368,34 +430,40 @@ class Tuner:
         return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
 
     def _read_clocks(self) -> Clocks:
+        threads = (f"self/task/{each}" for each in os.listdir("/proc/self/task"))
+        trained_s = time.perf_counter(), sum(limits.scheduled_s(threads))
         if not self.steps.num_workers:
-            return Clocks(batches=self.num_delivered, cpu_s=self.own_cpu_s)
-        return limits.read_clocks(self.iterator.workers(), self._worker_pids(), self.num_delivered)
+            return Clocks(self.num_delivered, self.own_cpu_s, trained_s=trained_s)
+        read = limits.read_clocks(self.iterator.workers(), self._worker_pids(), self.num_delivered)
+        return read._replace(trained_s=trained_s)
 
     def _work(self, reading: Reading) -> Work | None:
         """What a batch takes, as the clocks say by now. None: too little was loaded since."""
         if self.clocks is None:
             return None
         rows, now = self.iterator.workers(), self._read_clocks()
-        draws = self.iterator.table.row(None).draws > 0 or any(each.draws > 0 for each in rows)
-        self.account.draws_random |= draws
-        work = now.work_since(self.clocks, reading, self.steps.num_workers)
+        self._note_draws()
+        work = now.work_since(self.clocks, reading, self.steps.num_workers, self.shared.cores())
         if work is not None and rows:
             self.start_cpu_s = max(_FORK_CPU_S, (now.cpu_s - now.batches * work.cpu_s) / len(rows))
         return work
 
     def _bound(self, work: Work, account: Account, worker_pid: int | None = None) -> limits.Bound:
-        self.cores = Shared.cores()
-        others = sum(each.cpu_rate for each in Shared.tuners if each is not self and each.watched() is not None)
-        most = self.options.max_workers
-        return limits.most_workers(work, account, self.prefetch_factor, self.cores - others, most, worker_pid)
+        self.cores = self.shared.cores()
+        others = sum(each.cpu_rate for each in self.shared.tuners if each is not self and each.watched() is not None)
+        left, most = self.cores - others, self.options.max_workers
+        self.bound = limits.most_workers(work, account, self.prefetch_factor, left, most, worker_pid, self.shards)
+        own_ahead = self.own * self.prefetch_factor
+        if self.sampler is not None and not self.sampler.may_ask_ahead() and own_ahead < self.bound.most:
+            self.bound = limits.Bound(own_ahead, "the sampler")
+        return self.bound
 
     def _best_number(self, reading: Reading, work: Work, most: int, *, from_next: bool = False) -> tuple[int, float]:
         """How many workers end the rest soonest, or a whole epoch, and the seconds that they save."""
         try:  # those of another epoch, too, where workers are persistent
             length = len(self.sampler) * (2 if self.view.persistent_workers else 1)
-            # Whoever only wants the number trains whole epochs with it.
-            left: float = length - (0 if from_next or self.options.until_tuned else self.num_delivered)
+            is_whole = from_next or self.options.until_tuned or self.advises  # the number is for other epochs
+            left: float = length - (0 if is_whole else self.num_delivered)
         except Exception:  # a sampler without a length, or with one that only its own loader can tell
             left = math.inf
 
@@ -409,37 +477,45 @@ class Tuner:
     def _look(self, reading: Reading) -> None:
         """What the present state makes of what was measured. Ranks step together: while one waits, nobody knows how
         long a step would take, and each has the workers that its cores allow."""
-        if Shared.ranks is not None:
+        if self.shared.ranks is not None:
             work = self._work(reading)
-            if work is not None and max(Shared.tuners, key=lambda tuner: tuner.account.total_s) is self:
+            if work is not None and max(self.shared.tuners, key=lambda tuner: tuner.account.total_s) is self:
                 done, num = self.account.state == "resting", len(self.account.switches)
-                Shared.ranks.say(work, reading, is_settled=done, num_switches=num)
-            reading = replace(reading, peers_wait=Shared.ranks.peers_wait())
+                self.shared.ranks.say(work, reading, is_settled=done, num_switches=num)
+            reading = replace(reading, peers_wait=self.shared.ranks.peers_wait())
         if self.several_ranks:
             reading = replace(reading, step_s=0.0)
         account = self.account
         account.batch_size = int(self.iterator.batch_size() or self.view.batch_size or 1)
+        ranks = self.shared.ranks
+        account.num_ranks = 1 if ranks is None else max(1, len(ranks.words))
         made, num = self._work(reading), self.steps.num_workers
         able_s = made.load_s / num if made is not None and num else 0.0  # by the workers' own clocks
         account.samples_per_s = account.batch_size / max(reading.sustained_s, able_s)
         # Workers that rested while their queue was full deliver less at first than they can.
-        first_s = min(reading.sustained_s, able_s) if able_s and reading.waits else reading.sustained_s
+        rested_s = max(able_s, reading.step_s) if able_s and reading.waits else math.inf
+        first_s = min(reading.sustained_s, rested_s)
         account.first_samples_per_s = account.first_samples_per_s or account.batch_size / first_s
         getattr(self, f"_{account.state}")(reading)
 
     def _watching(self, reading: Reading) -> None:
-        work, other = self._work(reading), Shared.trying
+        work, other = self._work(reading), self.shared.trying
+        self.account.advice = [each for each in self.account.advice if not each.startswith("num_workers=")]
+        self.account.try_saves = 0.0
         if not reading.waits:
-            if Shared.ranks is None or Shared.ranks.words:  # a peer that waits says so within seconds
+            if self.shared.ranks is None or self.shared.ranks.words:  # a peer that waits says so within seconds
                 self._rest("the step")
             return
-        is_busy = other not in (None, self) and other.watched() is not None and other.pid == self.pid
+        is_busy = other not in (None, self) and other.watched() is not None
         if is_busy or work is None:
             return
         now = self.steps.num_workers
         self.cpu_rate = work.cpu_s / reading.total_s if now else 0.0
         bound = self._bound(work, self.account, next(iter(self._worker_pids()), None))
-        if now > bound.most and bound.reason == "cores" and bound.most not in self.tried:
+        least_s = partial(measure.within_cores_s, work, reading.step_s)
+        may_s = (1 - ACT) * reading.total_s
+        is_over = now > bound.most and bound.reason == "cores" and bound.most not in self.tried
+        if is_over and least_s(bound.most) <= may_s:
             self._switch(bound.most, reading, work)
             return
         want, saved_s = self._best_number(reading, work, bound.most)
@@ -448,6 +524,8 @@ class Tuner:
             want = min(bound.most, max(now + 1, round(1.3 * now)))
         if want <= now or any(abs(want / one - 1) < 0.15 for one in self.tried):
             self._rest(bound.reason if is_bound else "workers", bound.text if is_bound else None)
+        elif least_s(want) > may_s:
+            self._rest("cores", bound._replace(reason="cores").text)
         elif saved_s <= 0:
             self._from_next_epoch(reading, work, bound.most)
         else:
@@ -464,26 +542,24 @@ class Tuner:
 
     def _switch(self, want: int, reading: Reading, work: Work, *, at_once: bool = True) -> None:
         now = self.steps.num_workers
-        reason = self.trust.reason_against()
+        reason = self.trust.reason_against() or self.init_reason
         if self.account.draws_random and self.options.exact:
             reason = "its samples are random, and --exact keeps their random numbers"
-        if self.is_stream or self.options.dry_run:
-            gain = reading.total_s / measure.predicted_s(work, reading.step_s, want)
-            text = f"num_workers={want}"
-            if want > now and reading.step_s > 0:
-                text += f", predicted {gain:.2g} times as fast"
-            self.account.advice = [each for each in self.account.advice if not each.startswith("num_workers=")]
-            self.account.advise(text)
-            self._rest("workers", f"{_STREAM if self.is_stream else '--dry-run'}; try {text}")
+        if self.advises:
+            least_s = max(reading.step_s + reading.handover_s, work.cpu_s / self.cores)
+            saved_s = reading.total_s - measure.predicted_s(work, least_s, want)
+            self.account.try_saves = max(0.0, saved_s / reading.blocked_s) if reading.step_s else 0.0
+            self.account.advise(f"num_workers={want}")
+            self._rest("workers", f"{_STREAM if self.is_stream else '--dry-run'}; try num_workers={want}")
         elif reason is not None:
             self._leave(reason)
         else:
-            self._say_random()
+            self._say_what_differs()
             self.change, self.target, self.is_for_next, account = (now, reading), want, not at_once, self.account
             self.before_epoch_s = account.epochs_s / account.num_epochs if account.num_epochs else None
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
             self.tried.append(want)
-            Shared.trying, self.account.state = self, "starting"
+            self.shared.trying, self.account.state = self, "starting"
             self.say(f"tries {counted(want, 'worker')}{'' if at_once else ' from the next epoch on'}")
             if at_once:
                 self.iterator.switch(want)
@@ -500,9 +576,10 @@ class Tuner:
         if not gained:
             self._take_back(was)
             return
-        Shared.trying = None
-        limit = "the step" if not reading.waits else "cores" if fewer else "workers"
-        self.say(f"{self.account.change_text()}; {_LIMITED[limit]}")
+        self.shared.trying = None
+        is_bound = reading.waits and now >= self.bound.most
+        limit = "the step" if not reading.waits else self.bound.reason if is_bound else "workers"
+        self.say(f"{self.account.change_text()}; now limited by {limit}")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
         if work is not None and self.learnt_file is not None:
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
@@ -513,15 +590,14 @@ class Tuner:
         elif can_correct and work is not None and now > 2 and idle <= 0.65 * now:
             self._switch(idle, reading, work)
         else:
-            self._rest(limit)
+            self._rest(limit, self.bound.text if is_bound else None)
 
     def _take_back(self, was: int) -> None:
-        Shared.trying, self.target = None, None if was == self.own else was
+        self.shared.trying, self.target = None, None if was == self.own else was
         self.say(f"{was} → {counted(self.steps.num_workers, 'worker')} gained nothing; back to {was}")
-        if not self.iterator.has_ended:
-            self.iterator.switch(was)
+        self._go_back(was)
         self._rest("handing batches over")
-        self.account.num_workers, self.account.reason = was, f"{self.steps.num_workers} gained nothing"
+        self.account.num_workers, self.account.reason = was, f"num_workers={self.steps.num_workers} gained nothing"
 
     def _rest(self, bottleneck: str, reason: str | None = None) -> None:
         account = self.account
@@ -535,8 +611,8 @@ class Tuner:
         self.decided_s = self.decided_s or reading.total_s
         self.steps = Steps(self.steps.num_workers)
         other_pace = abs(reading.total_s / self.decided_s - 1) > _OTHER or self.account.bottleneck == "the step"
-        other_cores = abs(Shared.cores() / self.cores - 1) > _OTHER
-        if self.num_looks < _LOOKS_AGAIN and reading.waits and (other_pace or other_cores):
+        other_cores = abs(self.shared.cores() / self.cores - 1) > _OTHER
+        if self.advises or (self.num_looks < _LOOKS_AGAIN and reading.waits and (other_pace or other_cores)):
             self.num_looks += 1
             self.tried.clear()
             self.account.state = "watching"

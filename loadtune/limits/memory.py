@@ -360,8 +360,9 @@ def fits_host(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> bool:
     """
     needed = prefetch_bytes(loader, sample_bytes)
     if loader.pin_memory:
-        in_making = loader.num_workers * loader.batch_size * sample_bytes
-        needed = loader.num_pinned * loader.block_bytes(sample_bytes) + in_making
+        batch_bytes = loader.batch_size * sample_bytes
+        num_pinned = loader.num_prefetched + 2  # beside the batches in flight one being filled, one being copied
+        needed = num_pinned * (1 << (batch_bytes - 1).bit_length()) + loader.num_workers * batch_bytes
     return needed <= RAM_SHARE * host.ram_available_bytes and shm_refusal(loader, sample_bytes, host) is None
 
 

@@ -34,11 +34,6 @@ def is_barred(failures: Sequence[TrialFailure]) -> bool:
     return len(failures) > 1 or any(failure.kind == "non_finite_loss" for failure in failures)
 
 
-def barred_by(failed: Sequence[Failed]) -> set[TrialConfig]:
-    """The configurations that these failures keep from being an answer."""
-    return {config for config, _ in failed if is_barred([failure for other, failure in failed if other == config])}
-
-
 def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
     """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
     same = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]

@@ -73,15 +73,6 @@ class LoaderConfig:
         """Batches in flight: 1 at 0 workers (the one being made)."""
         return max(1, self.num_workers * self.prefetch_factor)
 
-    @property
-    def num_pinned(self) -> int:
-        """Page-locked blocks in use at most: beside the batches in flight one being filled, one being copied."""
-        return self.num_prefetched + 2
-
-    def block_bytes(self, sample_bytes: int) -> int:
-        """Of the page-locked block that a batch goes into: PyTorch rounds it up to a power of two."""
-        return 1 << (self.batch_size * sample_bytes - 1).bit_length()
-
     def kwargs(self) -> dict[str, Any]:
         """What ``DataLoader(dataset, **kwargs)`` takes; arguments that raise at 0 workers are left out there."""
         chosen: dict[str, Any] = {

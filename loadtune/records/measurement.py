@@ -256,17 +256,13 @@ class Measurement:
         return self.restart_s + steady_s + max(0.0, self.refill_s - self.wait_fraction * steady_s)
 
     @property
-    def half_width_fraction(self) -> float | None:
-        return half_width_fraction(self.windows)
-
-    @property
     def score(self) -> float:
         """What it is ranked by: samples ÷ seconds of one epoch, or the rate where its length is unknown."""
         return self.samples_per_s if self.epoch_s is None else (self.epoch_samples or 0) / self.epoch_s
 
     @property
     def throughput(self) -> Interval:
-        return around(self.samples_per_s, self.half_width_fraction)
+        return around(self.samples_per_s, half_width_fraction(self.windows))
 
     @property
     def wait_fraction(self) -> float:

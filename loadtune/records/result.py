@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import loadtune
-from loadtune.records.config import Precision, TrialConfig, TuneConfig
+from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
@@ -327,12 +327,3 @@ class TuningResult:
         `best_loader_kwargs` does. Raises ResultError where there is no answer.
         """
         return loadtune.apply(self, loader, keep_batch_size=keep_batch_size)
-
-    def compute_only(self, precision: Precision) -> ComputePoint | None:
-        """The fastest, at any batch size, under the recipe that this precision is trained with.
-
-        Other points are of recipes that were turned down, or of the user's own. None: it was not timed.
-        """
-        trained = {choice.chosen for choice in self.recipes if choice.chosen.precision == precision}
-        points = [point for point in self.compute_points if point.recipe in trained]
-        return max(points, key=lambda point: point.samples_per_s, default=None)

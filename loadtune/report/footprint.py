@@ -4,10 +4,10 @@ In: a `FootprintReport`. Out: a `View`, which `text` renders. A module of its ow
 belongs to a run of the tuner.
 """
 
-from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, StepAccount
+from loadtune.records.footprint import FootprintReport, LayerFootprint, StepAccount
 from loadtune.report.tables import Section, Table, View
 from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, count_text, departure_text, percent_text, seconds_text
+from loadtune.units import MISSING, bytes_text, count_text, percent_text, seconds_text
 
 _OPTIMIZER_TEXT = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
 _LINES = {
@@ -30,9 +30,7 @@ def footprint_view(report: FootprintReport) -> View:
     tables = [_account_table(report.account, report.estimate)]
     if report.layers:
         tables.append(_layers_table(report.layers, report.account))
-    lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
-    said = Section(title="", lines=(*_notes(report), *lines))
-    return View(tables=tuple(tables), sections=(said,))
+    return View(tables=tuple(tables), sections=(Section(title="", lines=_notes(report)),))
 
 
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
@@ -83,18 +81,16 @@ def _notes(report: FootprintReport) -> tuple[str, ...]:
         ]
     if report.estimate is not None:
         error = report.estimate.peak_bytes / account.peak_bytes - 1
-        notes.append(f"The estimated peak differs from the measured peak by {departure_text(error)}.")
+        notes.append(f"The estimated peak differs from the measured peak by {error:+.1%}.")
     if report.layers:
         notes.append(f"kept for backward: what autograd saves.{_LARGEST}: keeps most.")
+    if (found := report.largest_batch) is not None:
+        largest = f"{found.batch_size:,}" if found.batch_size else "none, not even one sample fits"
+        notes += [
+            f"Largest batch size in {bytes_text(found.memory_bytes)}: {largest}. This is an estimate.",
+            f"Peak memory = {bytes_text(found.fixed_bytes)} + batch size × {bytes_text(found.bytes_per_sample)},"
+            " a line through two estimated peaks.",
+            f"{bytes_text(found.context_bytes)} is subtracted for the CUDA context. Library workspace and fragmentation"
+            " are not included.",
+        ]
     return tuple(notes)
-
-
-def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:
-    largest = f"{found.batch_size:,}" if found.batch_size else "none, not even one sample fits"
-    return (
-        f"Largest batch size in {bytes_text(found.memory_bytes)}: {largest}. This is an estimate.",
-        f"Peak memory = {bytes_text(found.fixed_bytes)} + batch size × {bytes_text(found.bytes_per_sample)},"
-        " a line through two estimated peaks.",
-        f"{bytes_text(found.context_bytes)} is subtracted for the CUDA context. Library workspace and fragmentation are"
-        " not included.",
-    )

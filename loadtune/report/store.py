@@ -196,14 +196,6 @@ def load_result(path: str | os.PathLike[str] | None = None, *, to_import: bool =
     return read_record(file, TuningResult, "result", or_else="run `loadtune run` again", to_import=to_import)
 
 
-def result_in(folder: Path) -> TuningResult | None:
-    """The result that lies in this very folder. None: there is none that could be read."""
-    try:
-        return load_result(folder / RESULT_FILE)
-    except ResultError:
-        return None
-
-
 def result_files(path: Path) -> list[Path]:
     """Each ``result.json`` that `files_below` finds."""
     return files_below(

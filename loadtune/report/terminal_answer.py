@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loadtune.records.answer import loader_kwargs
 from loadtune.records.result import Finalist, TuningResult, Winner
-from loadtune.report.export import changed_lines, has_own_loader
+from loadtune.report.forms import changed_lines, has_own_loader
 from loadtune.report.sentences import (
     ASSUMED,
     answer_text,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from loadtune.errors import UsageError
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
 from loadtune.units import bytes_text, counted
@@ -58,13 +57,10 @@ def your_config(
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
 
 
-def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
-    """Raise UsageError for a request that this dataset, model or device cannot meet. `config` is after `with_facts`."""
-    for problem in (*_batch_problems(config, facts), *_other_problems(config, facts, device_kind)):
-        raise UsageError(problem)
+# Requests that this dataset, model or device cannot meet; the config is after `with_facts`
 
 
-def _batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
+def batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
     """Batch sizes that the options name, and that a loader of fixed batches, an epoch or the model does not allow."""
     sizes = {
         "--batch-size": config.yours.batch_size,
@@ -105,7 +101,7 @@ def _too_small(found: str, least: int) -> str:
     )
 
 
-def _other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:
+def other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:
     """Of workers, precisions, and what only a GPU or images have."""
     most, fixed = facts.max_workers, config.fixed("num_workers")
     for option, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):

@@ -140,12 +140,13 @@ def run_trial(run: Run, config: TrialConfig, segment: Segment) -> Measurement | 
         return TrialFailure(kind="too_slow", phase="training", message=message)
     if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
+    start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
     return Measurement(
         windows=tuple(segment.kept),
         first_batch_s=ran.first_batch_s,
         seconds=run.clock.now() - started,
         peak_allocated_bytes=ran.peak_allocated_bytes,
-        telemetry=run.between(segment.kept[0].start_s, segment.kept[-1].end_s),
+        telemetry=run.aside("Telemetry is missing", lambda: run.sensor.between(start_s, end_s)),
         noisy=not segment.settled,
         restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
         refill_s=ran.batch_s,

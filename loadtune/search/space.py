@@ -5,7 +5,7 @@ lower ceiling is a constraint on the space, never another range.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -43,20 +43,6 @@ USUAL = LoaderConfig(batch_size=1)
 """PyTorch's defaults."""
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A combination of changes of the code."""
-
-    changes: tuple[str, ...]
-    """Their names, in the order in which they are applied."""
-    apply: Callable[[TrialConfig], TrialConfig | None]
-    """To a configuration without changes. None: it is nothing at these settings."""
-
-    @property
-    def name(self) -> str:
-        return "+".join(self.changes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
     """What the study chooses from."""
@@ -69,8 +55,9 @@ class SearchSpace:
     """Largest batch per precision."""
     others: LoaderConfig = USUAL
     """The loader's other settings, which all configurations share: prefetch_factor, in_order, persistent_workers."""
-    codes: tuple[Code, ...] = ()
-    """Beside the code as it is."""
+    codes: Mapping[str, Callable[[TrialConfig], TrialConfig | None]] = field(default_factory=dict)
+    """Beside the code as it is: combinations of changes by their names, joined by ``+`` in the order in which they are
+    applied. Each makes a configuration of one without changes. None: it is nothing at these settings."""
 
     @property
     def axes(self) -> dict[Axis, Sequence[Any]]:
@@ -81,7 +68,7 @@ class SearchSpace:
             "pin_memory": self.pin_memory,
             "precision": tuple(self.recipes),
         }
-        return axes | ({"code": (UNCHANGED, *(code.name for code in self.codes))} if self.codes else {})
+        return axes | ({"code": (UNCHANGED, *self.codes)} if self.codes else {})
 
     def at(self, point: Mapping[Axis, Any]) -> TrialConfig:
         """The configuration at a point that names a value of every axis; without a code that is nothing there."""
@@ -89,8 +76,8 @@ class SearchSpace:
         if loader.num_workers == 0:  # then nothing is prefetched, and configurations that differ in it are the same
             loader = LoaderConfig(batch_size=loader.batch_size, pin_memory=loader.pin_memory)
         config = TrialConfig(loader=loader, recipe=self.recipes[point["precision"]])
-        code = next((code for code in self.codes if code.name == point.get("code")), None)
-        return (None if code is None else code.apply(config)) or config
+        apply = self.codes.get(point.get("code", UNCHANGED))
+        return (None if apply is None else apply(config)) or config
 
     def point(self, config: TrialConfig) -> dict[Axis, Setting]:
         """Where the configuration lies, or the nearest place to it: sizes give way downwards, the rest to the first."""
@@ -106,6 +93,12 @@ class SearchSpace:
         """The configuration itself, or the nearest to it that the space has."""
         return self.at(self.point(config))
 
+    def has(self, config: TrialConfig) -> bool:
+        """Whether it is a point; whether workers outlive an epoch changes no rate and does not count."""
+        near = self.nearest(config)
+        loader = replace(config.loader, persistent_workers=near.loader.persistent_workers)
+        return near == replace(config, loader=loader)
+
     def fits(self, config: TrialConfig) -> bool:
         """Whether its batch is within its precision's ceiling."""
         return config.batch_size <= self.ceilings[config.precision]
@@ -116,19 +109,11 @@ def size(config: TrialConfig) -> tuple[int, int]:
     return config.loader.num_workers, config.batch_size
 
 
-def is_alike(one: TrialConfig, other: TrialConfig) -> bool:
-    """Whether they differ at most in whether workers outlive an epoch, which changes no rate."""
-    return replace(one, loader=replace(one.loader, persistent_workers=other.loader.persistent_workers)) == other
-
-
 def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Powers of two and their 1.5s within [smallest, largest], and `extra` sizes; `largest` itself where none are."""
-    rungs = set(extra)
-    power = 1
-    while power <= largest:
-        rungs |= {size for size in (power, power + power // 2) if smallest <= size <= largest}
-        power *= 2
-    return tuple(sorted(rungs or {largest}))
+    powers = [2**exponent for exponent in range(largest.bit_length())]
+    rungs = {size for power in powers for size in (power, power + power // 2) if smallest <= size <= largest}
+    return tuple(sorted({*rungs, *extra} or {largest}))
 
 
 def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:

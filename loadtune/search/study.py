@@ -1,46 +1,52 @@
 """The Optuna study: the `Search` enqueues what it proposes, the storage keeps the trials, for other tools as well.
 
 The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
-damages it is in nobody's way.
+damages it is in nobody's way. optuna-dashboard, of the extra ``live``, shows that file on 127.0.0.1.
 A configuration that could not run becomes a trial in the state COMPLETE, infeasible, with a value just below the worst
 so far. `optuna-dashboard` shows it, and its best trial is one that was measured. What is in the state FAIL is nothing
 that was learnt.
 """
 
+import importlib.util
 import logging
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
+from urllib.parse import quote
+from wsgiref.simple_server import WSGIServer, make_server
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool, StaticPool
 
+from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Trial
-from loadtune.search.space import SearchSpace, is_alike
+from loadtune.search.space import SearchSpace
 
 STUDY_NAME = "loadtune"
+HOST = "127.0.0.1"
+
+Save = Callable[[Callable[[], bytes]], None]
+"""Called after each change, with what returns the database as a file has it."""
 
 
 class OptunaStudy:
     """Tell it what is tried by `ask`, and the outcome by `tell`.
 
-    `known` are trials that were run before; what the space lacks takes a number. `save` is called after each change,
-    with what returns the database as a file has it.
+    `known` are trials that were run before; what the space lacks takes a number.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        save: Callable[[Callable[[], bytes]], None] = lambda content: None,
-        *,
-        known: Sequence[Trial] = (),
-    ) -> None:
+    def __init__(self, space: SearchSpace, save: Save, known: Sequence[Trial] = ()) -> None:
         self._space = space
-        self._save: Callable[[Callable[[], bytes]], None] = lambda content: None
+        self._save: Save = lambda content: None
         self._worst = math.inf
         self._axes: dict[str, BaseDistribution] = {
             str(name): CategoricalDistribution(axis) for name, axis in space.axes.items()
@@ -59,7 +65,7 @@ class OptunaStudy:
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
         self._storage.set_study_system_attr(study_id, "study:metric_names", ["samples/s"])
         for trial in known:
-            if trial.outcome is None or not is_alike(space.nearest(trial.config), trial.config):
+            if trial.outcome is None or not space.has(trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue
             self.ask(trial.config)
@@ -99,4 +105,42 @@ class OptunaStudy:
 def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:
     # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
     logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
-    return optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
+    return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
+
+
+# For people
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread a request, as browsers keep idle connections open; none outlives the process."""
+
+    daemon_threads = True
+
+
+def dashboard_server(study: Path, port: int) -> WSGIServer:
+    """A server that listens but does not answer yet. Port 0 takes any free port. Raises UsageError, ResultError."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise UsageError(
+            "`--live` needs optuna-dashboard, which is not installed. Install it with"
+            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` works without it."
+        )
+    import optuna_dashboard
+
+    # SQLite itself refuses to write, and makes no file beside it. A connection for each look: a run replaces the file.
+    url = f"sqlite:///file:{quote(str(study.absolute()))}?mode=ro&uri=true"
+    try:
+        storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool}, skip_table_creation=True)
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        why = str(error.__cause__ or error).splitlines()[0]
+        raise ResultError(
+            f"{study} cannot be read as a study: {why}. It takes the study.db of a run by this version of Optuna. Name"
+            " another run's folder; `loadtune run --resume` writes the file anew."
+        ) from error
+    app = optuna_dashboard.wsgi(storage)
+    try:
+        return make_server(HOST, port, app, _Server)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"--port is {port}, which cannot be used ({error}). It must be a free port from 0 to 65535 that this user"
+            " may open. Choose another one, or --port 0 for any free port."
+        ) from error

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from loadtune.errors import raised_by_handler
+from loadtune.errors import harmless, raised_by_handler
 from loadtune.stream import torch_private as private
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
-from loadtune.stream.worker_rows import RowWriter, SampleError, watched
+from loadtune.stream.worker_init import is_given
+from loadtune.stream.worker_rows import RowWriter, SampleError, load_again, watched
 
 READY_LIMIT_S = 120.0
 """A pool on trial whose workers take longer to start is withdrawn."""
@@ -36,16 +37,28 @@ _FORK_SLICE_S = 0.05
 
 
 class IndexStream:
-    """Draws numbered index batches in the sampler's order, for all pools of an epoch; those taken back come first."""
+    """Draws numbered index batches in the sampler's order, for all pools of an epoch; those taken back come first.
 
-    def __init__(self, source: Callable[[], Iterator[Any]]) -> None:
-        """``source``: begins an epoch: an iterator of index batches, or of indices where there are no batches."""
-        self._source = source
+    Whoever iterates it skips batches, as toolkits do that go on in the middle of an epoch.
+    """
+
+    def __init__(self, sampler: Any, own_ahead: int, may_ask_ahead: Callable[[], bool]) -> None:
+        """``sampler``: of index batches, or of indices where there are no batches.
+
+        ``own_ahead``: batches that the caller's settings draw before they are delivered. ``may_ask_ahead``: whether the
+        sampler gives the same where more are drawn. Its end is always drawn when the caller's settings draw it: many
+        samplers count epochs there.
+        """
+        self._sampler, self._own_ahead, self._may_ask_ahead = sampler, own_ahead, may_ask_ahead
         self._again: list[tuple[int, Any]] = []
         self.num_delivered = self.num_samples = 0
         """Batches and samples in all epochs. A batch that was asked for by a single index counts as one sample."""
         self.last: Any = None
         """The index batch that was delivered last."""
+        self.told_workers: int | None = None
+        self.known: list[Any] | None = None
+        self.times = 2
+        """The index batch that was delivered first, and how often workers on trial load from it. None: they do not."""
         self.error: Exception | None = None
         """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
         self.begin_epoch()
@@ -53,10 +66,23 @@ class IndexStream:
     def begin_epoch(self) -> None:
         """Forget what was drawn and draw from the beginning of the next epoch."""
         self._again.clear()
-        self._num_drawn = 0
+        self._num_drawn = self._num_gone = 0
         self.limit: int | None = None
         """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
-        self._iterator = self._source()
+        self.has_more, self.is_short = True, False
+        """Whether the sampler has not ended; and whether a batch was refused that may be drawn after others."""
+        self._iterator = iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> "IndexStream":
+        return self
+
+    def __next__(self) -> Any:
+        indices = self.draw(as_asked=True)[1]
+        self._num_gone += 1
+        return indices
 
     @property
     def position(self) -> int:
@@ -67,32 +93,61 @@ class IndexStream:
     def is_held_back(self) -> bool:
         return self.limit is not None and self.position >= self.limit
 
-    def draw(self) -> tuple[int, Any]:
-        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end and the limit."""
+    def draw(self, *, as_asked: bool = False) -> tuple[int, Any]:
+        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end, at the limit and
+        where a sampler must not be asked further ahead. ``as_asked``: the loop waits for this one."""
         if self.is_held_back:
             raise StopIteration
+        is_free = as_asked or (self._may_ask_ahead() and not self._is_next_the_end())
+        if not is_free:
+            self.keep_up()
         if self._again:
             return heapq.heappop(self._again)
+        if not is_free:
+            self.is_short = True
+            raise StopIteration
+        return self._draw_next()
+
+    def _draw_next(self) -> tuple[int, Any]:
         try:
             indices = next(self._iterator)
+        except StopIteration:
+            self.has_more = False
+            raise
         except Exception as error:
-            if not isinstance(error, StopIteration):
-                self.error = error
+            self.error = error
             raise
         self._num_drawn += 1
         return self._num_drawn - 1, indices
 
-    def peek(self) -> None:
-        """Let the sampler draw its first random numbers now, as it does in torch where there are workers."""
-        if self._num_drawn == 0:
+    def _is_next_the_end(self) -> bool:
+        try:
+            return self._num_drawn >= len(self._sampler)
+        except Exception:  # of a sampler that has no length, or needs its loader for it
+            return False
+
+    def keep_up(self) -> None:
+        """Draw what the caller's settings would have drawn by now, whoever loads it."""
+        with contextlib.suppress(StopIteration):
+            while self.has_more and self._num_drawn - self._num_gone < self._own_ahead:
+                self.take_back([self._draw_next()])
+
+    def is_at_end(self) -> bool:
+        """Whether the loop, which asks for one batch more, has come to the end. A sampler may act there."""
+        if self.has_more:
             with contextlib.suppress(StopIteration):
-                self.take_back([self.draw()])
+                self.take_back([self.draw(as_asked=True)])
+        return not self._again
 
     def delivered(self, drawn: tuple[int, Any]) -> None:
         """This batch reached the loop, or its exception did."""
         self.last = drawn[1]
+        self._num_gone += 1
+        if self.known == []:
+            self.known.append(drawn[1])
         self.num_delivered += 1
         self.num_samples += len(self.last) if isinstance(self.last, list | tuple) else 1
+        self.keep_up()
 
     def take_back(self, drawn: Iterable[tuple[int, Any]]) -> None:
         """Nobody loads these any more; they are drawn again."""
@@ -105,6 +160,10 @@ class PoolFailedError(Exception):
 
     num_workers = 0
     """Of the pool."""
+
+
+class RandomSamplesError(PoolFailedError):
+    """Nothing failed, but what its workers load may depend on their number."""
 
 
 class _Fed:
@@ -150,11 +209,17 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self.rows = table.reserve(num_workers)
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         self._starter = _Starter(loader.multiprocessing_context) if deferred else None
+        init, again = loader.worker_init_fn, None
+        if self._on_trial and is_given(init, loader.num_workers):
+            init = partial(init, num_workers=stream.told_workers or num_workers)  # as if it had been typed
+        if self._on_trial and stream.known:
+            again = partial(load_again, stream.known[0], loader._auto_collation, loader.collate_fn, stream.times)
         view = private.view(
             loader,
             num_workers,
+            stream,
             multiprocessing_context=self._starter or loader.multiprocessing_context,
-            worker_init_fn=RowWriter(table, self.rows.start, loader.worker_init_fn, sample_error),
+            worker_init_fn=RowWriter(table, self.rows.start, init, sample_error, again),
         )
         try:
             super().__init__(view, stream, base_seed)
@@ -206,15 +271,18 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         if not self._on_trial and not self._worker_pids_set:  # as torch's constructor does
             private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
             self._worker_pids_set = True
+        self.stream.is_short = False
         for _ in range(self._prefetch_factor * self._num_workers - self._tasks_outstanding):
             self._try_put_index()
+            if self.stream.is_short:
+                return
 
     def begin_epoch(self, loader: Any) -> None:
         """The same workers go on with the next epoch, as torch's persistent ones do."""
         self.issued.clear()
         self.is_fed = True
         with self._failing("they did not go on with the next epoch"):
-            self._reset(private.view(loader, self._num_workers))
+            self._reset(private.view(loader, self._num_workers, self.stream))
 
     # What torch calls
 
@@ -332,11 +400,12 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         if not all(worker.is_alive() for worker in self._workers):  # torch would wait for that lock
             self._kill_workers()
         super()._shutdown_workers()
-        for worker in self._workers:
-            worker.kill()  # one that torch's SIGTERM did not end, as where it is stopped; the interpreter waits for all
-        deadline = time.monotonic() + _KILL_S
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
+        with harmless():
+            for worker in self._workers:
+                worker.kill()  # one that torch's SIGTERM did not end, as where it is stopped; the interpreter waits
+            deadline = time.monotonic() + _KILL_S
+            for worker in self._workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
         if self._shutdown:
             self._table.release(self.rows)
             self._task_info = {}
@@ -351,7 +420,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
     def __init__(
         self, loader: Any, stream: IndexStream, base_seed: int, table: SampleTable, sample_error: SampleError | None
     ) -> None:
-        super().__init__(private.view(loader, 0), stream, base_seed)
+        super().__init__(private.view(loader, 0, stream), stream, base_seed)
         table.release(table.reserve(0))  # clears the rows of workers that died: what hangs from now on is not theirs
         fetcher: Any = self._dataset_fetcher
         fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
@@ -360,7 +429,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         return self._drawn
 
     def _next_data(self) -> Any:
-        drawn = self.stream.draw()
+        drawn = self.stream.draw(as_asked=True)
         self._drawn = drawn[1]
         try:
             return super()._next_data()

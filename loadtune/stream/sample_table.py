@@ -43,7 +43,9 @@ class Row(ctypes.Structure):
     ready_s: float
     """When it was ready for its first batch, on the clock that all processes share. 0: not yet, or no worker."""
     draws: float
-    """1 where one of its first 8 batches drew random numbers of torch, Python or numpy, else 0."""
+    """1 where its first 8 batches drew random numbers of torch, Python or numpy, or `load_again` any at all, else 0."""
+    digest: float
+    """Of what `load_again` loaded. 0: nothing."""
     pid: float
     batch_size: float
     """Of the batch that it loads now. 0: none."""
@@ -52,7 +54,7 @@ class Row(ctypes.Structure):
     batch: Any
     """That batch's first indices."""
 
-    _NAMES = "num_begun num_ended began_s first_s num_timed made_s cpu_s ready_s draws pid batch_size index"
+    _NAMES = "num_begun num_ended began_s first_s num_timed made_s cpu_s ready_s draws digest pid batch_size index"
     _fields_ = [(name, ctypes.c_double) for name in _NAMES.split()] + [("batch", ctypes.c_double * _MAX_KEPT)]
 
 

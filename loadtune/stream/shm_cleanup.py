@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from loadtune.errors import harmless
+
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 
 _DEATH_S = 2.0
@@ -64,24 +66,26 @@ def kill_group(group: int, *, spare: int | None = None) -> None:
 
 
 def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
-    """Unlink the segments of these processes; of one that still lives, none: it does so itself. Where containers share
-    /dev/shm, one of the same name may be another container's, which uses it."""
+    """Unlink the segments of these processes; of one that still lives, none: it does so itself."""
     for pid in pids:
         if not is_alive(pid):
             for segment in folder.glob(f"torch_{pid}_*"):
-                if not _is_used(segment):
-                    segment.unlink(missing_ok=True)
+                with harmless():
+                    _remove(segment)
             _ending.discard(pid)
 
 
-def _is_used(file: Path) -> bool:
-    """Whether any process of the machine has it open or mapped: then the kernel grants nobody a lease."""
-    try:
-        with file.open("r+b") as opened:
+def _remove(segment: Path) -> None:
+    """Where containers share /dev/shm it may be another container's or user's, with the same process id. Raises OSError
+    where this process may not open or unlink it. A lease is granted for one's own file that nobody has open or mapped.
+    """
+    with segment.open("r+b") as opened:
+        try:
             fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN
-    return False
+        except OSError as error:  # other errors: there are no leases here
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return
+    segment.unlink()
 
 
 def is_alive(pid: int) -> bool:

@@ -5,6 +5,7 @@ this was written).
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import (
     DataLoader,
+    _BaseDataLoaderIter,
     _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -28,10 +30,17 @@ FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 
 
-class _LoaderView:
-    """A DataLoader as it is at this moment: what torch's iterators and samplers read of it.
+def draws_as_torch() -> bool:
+    """Whether torch's iterators draw indices in torch's own way. Ours do not call what a toolkit puts in its place."""
+    draw: Any = _BaseDataLoaderIter._next_index
+    return bool(draw.__module__ == _BaseDataLoaderIter.__module__)
 
-    It does not refer to the loader, which refers to its iterator.
+
+class _LoaderView:
+    """A DataLoader as torch's iterators and samplers read it: what torch reads is as it is at this moment.
+
+    All else is read from the loader and set there: toolkits that extend torch's iterators keep their marks in it. The
+    view does not keep the loader alive, which refers to its iterator.
     """
 
     _NAMES = (
@@ -44,27 +53,38 @@ class _LoaderView:
     def __init__(self, loader: Any, index_sampler: Any, **changes: Any) -> None:
         """``index_sampler``: gives the index batches, in place of the loader's own. ``changes``: attributes in place of
         the loader's."""
-        self._index_sampler = index_sampler
-        vars(self).update({name: getattr(loader, name) for name in self._NAMES})
+        kept = {name: getattr(loader, name) for name in self._NAMES} | {"_index_sampler": index_sampler}
         if loader._auto_collation:
-            self.batch_sampler = index_sampler
-        vars(self).update(changes)
+            kept["batch_sampler"] = index_sampler
+        source = vars(loader)["_source"] if isinstance(loader, _LoaderView) else weakref.ref(loader)
+        vars(self).update(kept | changes, _source=source)
 
     def __len__(self) -> int:
         return len(self._index_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_source"](), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        loader = None if name in vars(self) else vars(self)["_source"]()
+        if loader is None:
+            vars(self)[name] = value
+        else:
+            setattr(loader, name, value)
 
 
 LoaderView: Any = _LoaderView
 
 
-def view(loader: Any, num_workers: int, **changes: Any) -> Any:
+def view(loader: Any, num_workers: int, index_sampler: Any = (), **changes: Any) -> Any:
     """The loader as torch's iterators read it, with so many workers. The caller's own object is left as it is.
 
-    Its batches come in order where the caller's own are in order, as those of one worker are.
+    Its batches come in order where the caller's own are in order, as those of one worker are. ``index_sampler``: in
+    place of the caller's, which only the stream draws from.
     """
     return LoaderView(
         loader,
-        (),  # in place of the caller's sampler, which only the stream draws from
+        index_sampler,
         **{
             "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
             "num_workers": num_workers,
@@ -79,7 +99,7 @@ def view(loader: Any, num_workers: int, **changes: Any) -> Any:
 
 def plain_iterator(loader: Any, *, before: Any = None) -> Any:
     """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
-    seen = view(loader, loader.num_workers, _index_sampler=loader._index_sampler, generator=loader.generator)
+    seen = view(loader, loader.num_workers, loader._index_sampler, generator=loader.generator)
     if before is None or not loader.num_workers:
         return (MultiProcessIterator if loader.num_workers else SingleProcessIterator)(seen)
     before._reset(seen)
@@ -166,17 +186,13 @@ class _Asking:
             self.worker_init_fn(worker_id)
 
 
-def _nothing(sample: Any) -> None:
-    """Collates a sample into what is quickly sent."""
-
-
 def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context: str | None = None) -> bool:
     """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out.
 
     A worker reads it, so that nothing which the dataset or the function change is changed here.
     """
     asked = torch.zeros(1)
-    one: dict[str, Any] = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1, "collate_fn": _nothing}
+    one: dict[str, Any] = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1, "collate_fn": id}  # quickly sent
     asking = _Asking(asked, worker_init_fn)
     loader: Any = DataLoader(dataset, worker_init_fn=asking, multiprocessing_context=multiprocessing_context, **one)
     # What is raised is raised again when it is read in earnest; without a /dev/shm nobody can have workers.

@@ -6,14 +6,18 @@ The dataset is not wrapped: within a worker, torch's fetcher is. User code sees 
 
 import functools
 import math
+import pickle
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.sample_table import Row, SampleTable, begin_batch
@@ -33,14 +37,37 @@ class RowWriter:
     first_row: int
     worker_init_fn: Callable[[int], Any] | None
     sample_error: SampleError | None = None
+    load_again: Callable[[Row, Any], None] | None = None
 
     def __call__(self, worker_id: int) -> None:
-        row = self.table.row(self.first_row + worker_id)
+        row, fetch = self.table.row(self.first_row + worker_id), private.FETCHERS[0].fetch
         for fetcher in private.FETCHERS:
             fetcher.fetch = watched(fetcher.fetch, row, self.sample_error)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+        if self.load_again is not None:
+            self.load_again(row, fetch)
         row.ready_s = time.monotonic()
+
+
+def load_again(index: Any, is_batch: bool, collate_fn: Any, times: int, row: Row, fetch: Any) -> None:
+    """A worker loads a sample that was delivered: is it the same each time, and in each worker? Errors tell nothing."""
+    states, info = read_states(), torch.utils.data.get_worker_info()
+    with suppress(Exception):
+        fetcher = private.FETCHERS[0](info.dataset, is_batch, collate_fn, False)  # type: ignore[union-attr]
+        loaded = [fetch(fetcher, index[:1] if is_batch else index) for _ in range(times)]
+        plain = tree_map_only(torch.Tensor, lambda each: each.detach().flatten().view(torch.uint8).numpy(), loaded)
+        digests = [1.0 + zlib.crc32(pickle.dumps(each)) for each in plain]
+        row.draws, row.digest = float(len({*digests}) > 1), digests[0]
+    write_states(states)
+
+
+def is_random(workers: Sequence[Row]) -> bool | None:
+    """Whether it matters when and by which of them a sample is loaded. None: they do not show it."""
+    digests = {worker.digest for worker in workers}
+    if len(digests - {0.0}) > 1 or any(worker.draws for worker in workers):
+        return True
+    return False if len(workers) > 1 and 0.0 not in digests else None
 
 
 def watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:

@@ -71,6 +71,7 @@ class TrainingClient:
         self._oom_kills: int | None = None
         self._facts: WorkloadFacts | None = None
         self._until_s = math.inf
+        self.num_trainings = 0
 
     def finish_by(self, until_s: float) -> None:
         self._until_s = until_s
@@ -141,8 +142,9 @@ class TrainingClient:
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         """What ``watch`` raises ends the training and is raised again."""
         watched = _Watched(watch, config.loader)
-        compiles = config.recipe.compile
-        value = self._ask(TrainingRun, "time_training", config, window_s, watched=watched, compiles=compiles)
+        compiles, self.num_trainings = config.recipe.compile, self.num_trainings + 1
+        given = (config, window_s, self.num_trainings)
+        value = self._ask(TrainingRun, "time_training", *given, watched=watched, compiles=compiles)
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
         return value

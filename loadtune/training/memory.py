@@ -161,14 +161,10 @@ class CpuMemory:
         mark = status_bytes("VmHWM") or 0
         return max(mark if mark > self._stale_mark else 0, rss_bytes())
 
-    def peak_reserved_bytes(self) -> int | None:
-        return None
-
-    def outside_bytes(self) -> int | None:
-        return None
-
     def num_retries(self) -> int | None:
         return None
+
+    peak_reserved_bytes = outside_bytes = num_retries
 
     @contextmanager
     def capped(self) -> Iterator[None]:
@@ -199,7 +195,7 @@ class CpuMemory:
 
     def remember_idle(self) -> None: ...
 
-    def free_pinned(self) -> None: ...
+    free_pinned = remember_idle
 
 
 DeviceMemory = CudaMemory | CpuMemory

@@ -3,7 +3,6 @@
 A request comes in, an answer, failed or not, goes out; memory is cleaned up between.
 """
 
-import secrets
 import time
 import traceback
 from collections.abc import Callable
@@ -66,7 +65,6 @@ class Session:
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
         self._jobs = RemediedJobs(self._workload, line)
-        self._number = secrets.randbelow(1 << 31)  # of the last loader; a training that was replaced begins elsewhere
         self.memory.remember_idle()
 
     def recovers(self) -> bool:
@@ -133,7 +131,8 @@ class Session:
                 num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
             )
 
-    def time_training(self, config: TrialConfig, window_s: float) -> TrainingRun | TrialFailure:
+    def time_training(self, config: TrialConfig, window_s: float, number: int) -> TrainingRun | TrialFailure:
+        """``number``: of the order in which samples are read, with the seed."""
         size, length = config.batch_size, self._samples.num_per_epoch
         if length is not None and size > length:
             samples = counted(length, "sample")
@@ -142,9 +141,8 @@ class Session:
         self.memory.free_pinned()
         trainer = self._trainer(config.recipe, size, sums_losses=True, remedies=config.remedies)
         warm_up(trainer, self._samples.resident(size, trainer), self._line)
-        self._number += 1  # each in an order of its own
         job = self._jobs.job(config.remedies)
-        with closing(EndlessLoader(job, config.loader, number=self._number, table=self._line.samples)) as batches:
+        with closing(EndlessLoader(job, config.loader, number=number, table=self._line.samples)) as batches:
             run = time_training(trainer, batches, window_s, self._line, begins=self.memory.reset_peaks)
         trainer.close()
         if isinstance(run, TrialFailure):

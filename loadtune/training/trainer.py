@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import MemoryFormat, Recipe
-from loadtune.workload.batches import PAIR, Batch, Places, is_pair, moved, own_structure
+from loadtune.workload.batches import PAIR, Batch, Places, is_pair, leaf_tensors, moved, own_structure
 from loadtune.workload.build import Workload
 from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
-from loadtune.workload.user_code import call_named, last_line, user_traceback
+from loadtune.workload.user_code import call_named, reported
 
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
@@ -122,8 +122,7 @@ class Trainer:
     def state_tensors(self) -> list[torch.Tensor]:
         """The optimizer's and the gradient scaler's own, wherever they lie; empty before the first step."""
         scaler = {} if self._scaler is None else vars(self._scaler)
-        leaves = tree_leaves([list(self._optimizer.state.values()), list(scaler.values())])
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return leaf_tensors([list(self._optimizer.state.values()), list(scaler.values())])
 
     def num_samples(self, batch: Batch) -> int:
         """Samples of this batch: those that were collated where it does not tell."""
@@ -234,13 +233,8 @@ class OwnStep(Trainer):
             return
         assert workload.make_step is not None
         wanted = "make_step(device) has to return a function step(batch), which trains on one batch."
-        try:
+        with reported(f"The training step could not be made: make_step raised {{}}. {wanted}"):
             made = workload.make_step(self.device)
-        except Exception as error:
-            raise WorkloadError(
-                f"The training step could not be made: make_step raised {last_line(error)}. {wanted}",
-                user_traceback(error),
-            ) from error
         if not callable(made):
             raise WorkloadError(f"make_step returned a value of type {type(made).__name__}. {wanted}")
         self._model.own_step = made

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 Batch = Any
 """What a collate function returns."""
@@ -73,6 +74,11 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
     else:
         for part in (_parts(batch) or {}).values():
             yield from tensors_of(part)
+
+
+def leaf_tensors(values: Any) -> list[torch.Tensor]:
+    """Those in lists, tuples and dicts, as operations take and return them."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def are_equal(one: Batch, other: Batch) -> bool:

@@ -24,9 +24,8 @@ from loadtune.errors import WorkloadError
 from loadtune.records.config import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
 from loadtune.records.facts import CodePart
 from loadtune.workload.batches import Batch
-from loadtune.workload.datasets import make_parts, num_classes_of
+from loadtune.workload.datasets import make_model, make_parts, model_needs, num_classes_of
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
-from loadtune.workload.models import make_model, model_needs
 from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep, OptimizerFactory, loss_of_batches, takes_model
 from loadtune.workload.user_code import find_function, is_users_file, last_line, module_of, reported
 

@@ -52,10 +52,8 @@ def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_
         assert too_large.failure.kind == "oom"
         assert "can't allocate memory" in too_large.failure.message
         assert too_large.seconds < 5.0, "refused, not filled"
-        again = training.try_batch(
-            BatchTry(recipe=Recipe(), batch_size=100)
-        )  # the first activation fits, not all of them
-        assert again.failure.kind == "oom"
+        again = training.try_batch(BatchTry(recipe=Recipe(), batch_size=100))
+        assert again.failure.kind == "oom", "the first activation fits, not all of them"
         fitting = training.try_batch(BatchTry(recipe=Recipe(), batch_size=8))
         assert fitting.fits
         assert fitting.peak_bytes <= fitting.budget_bytes

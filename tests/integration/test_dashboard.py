@@ -13,8 +13,8 @@ from study_rig import begun_study, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
-from loadtune.dashboard import HOST, dashboard_server
 from loadtune.errors import UsageError
+from loadtune.search.study import HOST, dashboard_server
 
 needs_extra = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None, reason="optuna-dashboard is not installed"

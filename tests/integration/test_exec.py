@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 JOB = [sys.executable, inflight_jobs.__file__, "plain", "--steps", "64", "--sample", "0.0007", "--step", "0.001"]
 
 
+OTHER_TYPES = '{"schema_version": 1, "loaders": [{"name": "a", "own_workers": 1, "num_workers": "2"}]}'
 EXEC = [sys.executable, "-m", "loadtune", "exec"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"}
 
@@ -48,6 +50,29 @@ def test_what_it_cannot_do_is_said(command, options, code, said):
     done = run(*command, options=options)
     assert done.returncode == code
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("kept", ['{"schema_version": 999, "loaders": []}', '{"schema_ver', OTHER_TYPES])
+def test_what_was_kept_by_another_version_or_in_half_changes_no_exit_code_and_is_said_once(kept):
+    code = "import json, os, sys; folder = json.loads(os.environ['LOADTUNE_EXEC'])['folder']\n"
+    code += "open(f'{folder}/1.json', 'w').write(sys.argv[1])"
+    done = run(sys.executable, "-c", code, kept)
+    assert done.returncode == 0
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.search("what .*found", done.stderr)
+
+
+def test_another_loadtune_of_the_script_stays_its_own_and_is_named(tmp_path):
+    for name in ("loadtune", "loadtune/inflight"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("its = 'the own one'")
+    (tmp_path / "loadtune/inflight/hook.py").write_text("def install(): print('of another version')")
+    script = tmp_path / "script.py"
+    script.write_text("import torch.utils.data\nimport loadtune\nprint(loadtune.its)")
+    done = run(sys.executable, str(script))
+    assert (done.returncode, done.stdout) == (0, "the own one\n")
+    assert f"would import another loadtune: {tmp_path / 'loadtune' / '__init__.py'}" in done.stderr
+    assert "no process imported" not in done.stderr
 
 
 @pytest.mark.parametrize(("number", "handled"), [(signal.SIGTERM, False), (signal.SIGINT, True)])

@@ -3,9 +3,12 @@
 The samples of a batch sleep eleven times as long as a step, so that a tuner has a reason to act on any machine.
 """
 
+import gc
+import os
 import random
 import sys
 import time
+import weakref
 from functools import cache
 from types import ModuleType, SimpleNamespace
 
@@ -30,8 +33,8 @@ def tuned(monkeypatch):
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
-        (hook, "_options", None), (iterator, "_known", {}), (account, "_by_process", {}), (account, "_said", set()),
-        (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
+        (hook, "_options", None), (account, "_by_process", {}), (account, "_said", set()),
+        (tuner.Shared, "_of_process", {}),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     monkeypatch.setattr(hook.atexit, "register", lambda *_: None)
@@ -107,7 +110,7 @@ def test_a_frozen_loader_is_torchs_own(tuned):
     tuned(freeze=("Samples",))
     made = iter(DataLoader(inflight_jobs.Samples(4, 0.0)))
     assert type(made) is torchs._SingleProcessDataLoaderIter
-    assert account.accounts()[0].reason == "--freeze names it"
+    assert account.accounts()[0].reason.startswith("--freeze names it")
 
 
 class Augmented(inflight_jobs.Samples):
@@ -137,8 +140,55 @@ def test_random_samples(kind, num_workers, exact, acts, said, tuned, capsys):
     assert capsys.readouterr().err.count("random augmentation draws ") == said
 
 
+class OwnNumbers(inflight_jobs.Samples):
+    """As ``worker_init_fn``: seeds random numbers of its own, as MONAI does; or lets samples differ, or fail."""
+
+    state, kind, info = numpy.random.RandomState(0), "", None
+
+    def __call__(self, worker_id):
+        OwnNumbers.info = get_worker_info()
+        self.state.seed(self.info.seed % (1 << 32))
+        if self.kind == "fails" and self.info.num_workers > 1:
+            None * worker_id
+
+    def __getitem__(self, index):
+        raises = self.kind == "raises" and self.info.num_workers > 1
+        others = {"draws": self.state.rand(), "differs": self.info.id, "no": 0, "raises": 0 / (not raises), "fails": 0}
+        return super().__getitem__(index)[0] + others[self.kind]
+
+
+@pytest.mark.parametrize("begins", [False, True])  # as where an epoch is too short for a change
+@pytest.mark.parametrize(
+    ("kind", "exact", "reason"),
+    [("draws", True, "samples are random"), ("differs", True, "samples are random"), ("no", True, None),
+     ("raises", True, "nothing shows that its worker_init_fn"), ("fails", False, "failed"), ("draws", False, None)],
+)  # fmt: skip
+def test_what_workers_on_trial_show_before_they_deliver(kind, exact, reason, begins, tuned, capsys):
+    data = OwnNumbers(400 * 16, 0.0007)
+    data.kind = kind
+    loader = DataLoader(data, 16, num_workers=1, worker_init_fn=data)
+    found = tuner.Tuner(Account(name="", own_workers=1, num_workers=1), loader, Options(exact=exact, max_workers=3))
+    found.target, found.known = (3, [[0]]) if begins else (None, [])
+    torch.manual_seed(1)
+    seen = []
+    for batch in iterator.begun_by(found, loader):
+        seen.append(batch.tolist())
+        if found.account.state == "left alone" or (found.account.num_workers > 1 and kind != "fails"):
+            break
+    torch.manual_seed(1)
+    assert (seen == [batch.tolist() for _, batch in zip(seen, loader, strict=False)]) == (kind != "draws" or exact)
+    assert found.account.reason is reason or reason in found.account.reason
+    assert found.account.draws_random == (reason == "samples are random" or kind == "draws")
+    said = capsys.readouterr().err
+    assert said.count("random augmentation draws ") == (kind == "draws" and not exact)
+    assert said.count("TypeError: unsupported operand") == (kind == "fails")
+
+
 class Stream(IterableDataset):
-    """Each worker reads its share."""
+    """Each worker reads its share. It asks a sampler for a length that this does not have, as that of detectron2."""
+
+    def __len__(self):
+        return len(iter(self))
 
     def __iter__(self):
         info = get_worker_info()
@@ -157,22 +207,107 @@ class Drawing(Sampler):
         return (int(torch.randint(100, ())) for _ in range(len(self)))
 
 
-def test_loaders_whose_order_would_change_are_left_alone(tuned, capsys):
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_is_asked_no_further_ahead_if_it_draws_as_it_goes(num_workers, tuned, capsys):
+    def seen():
+        torch.manual_seed(1)
+        loader = DataLoader(inflight_jobs.Samples(100, 0.001), 16, sampler=Drawing(), num_workers=num_workers)
+        return [(batch[1].tolist(), torch.rand(1).item()) for batch in loader]
+
+    without = seen()
     accounts = tuned()
-    for _ in DataLoader(inflight_jobs.Samples(100, 0.001), 16, sampler=Drawing(), num_workers=1):
-        pass
-    assert "draws random numbers as it goes" in accounts()[0].reason
-    assert capsys.readouterr().err.count("left at 1 worker") == 1
+    assert seen() == without
+    (found,) = accounts()
+    assert all(one["num_workers"] == 2 for one in found.switches), "as many as the batches that one worker has ahead"
+    assert num_workers or "draws random numbers as it goes" in found.reason
+    assert capsys.readouterr().err.count("left at 0 workers") == 1 - num_workers
+
+
+class Resumed(DataLoader):
+    """As SpeechBrain's: torch's iterator goes on where the loader says."""
+
+    skip = None
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_toolkit_may_extend_torchs_iterators(num_workers, tuned, monkeypatch):
+    base = torchs._BaseDataLoaderIter
+    begin = base.__init__
+
+    def begin_where_it_was_left(self, loader):
+        begin(self, loader)
+        for _ in range(getattr(loader, "skip", None) or 0):
+            next(self._sampler_iter)
+            self._num_yielded += 1
+        loader.skip = None
+
+    def reset(self, loader, first_iter=False):
+        if not first_iter:
+            self._sampler_iter, self._num_yielded = iter(self._index_sampler), 0
+
+    monkeypatch.setattr(base, "__init__", begin_where_it_was_left)
+    monkeypatch.setattr(base, "_reset", reset)
+
+    def seen():
+        loader = Resumed(inflight_jobs.Samples(40, 0.0), 4, num_workers=num_workers)
+        loader.skip = 3
+        batches = [iter(loader), iter(loader)]
+        found = [(batch[1].tolist(), each._num_yielded) for each in batches for batch in each]
+        return found, [each._num_yielded for each in batches], loader.skip
+
+    without = seen()
+    assert without[0][0] == ([12, 13, 14, 15], 4)
+    accounts = tuned()
+    assert seen() == without
+    assert [each.state for each in accounts()] == ["watching"]
+
+
+def test_what_torch_can_do_itself_is_no_reason(tuned, monkeypatch):
+    own = type("Own", (DataLoader,), {"state_dict": dict})(range(4))
+    assert "keeps a state of its own" in gates.reason_against(own)
+    monkeypatch.setattr(torchs.DataLoader, "state_dict", dict, raising=False)
+    assert gates.reason_against(DataLoader(range(4))) is None
+    monkeypatch.setattr(torchs._BaseDataLoaderIter, "_next_index", lambda self: 1)
+    assert "replaced" in gates.reason_against(DataLoader(range(4)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_is_kept_no_longer_than_without(num_workers, tuned):
+    accounts, alive = tuned(), []
+    for length in (120, 140, 160):
+        data = inflight_jobs.Samples(length, 0.0)
+        alive.append(weakref.ref(data))
+        for _ in DataLoader(data, 4, num_workers=num_workers):
+            pass
+        for _ in DataLoader(data, 4, num_workers=num_workers):
+            break
+        del data
+    gc.collect()
+    assert [each() for each in alive] == [None] * 3
+    assert len(accounts()) == 6
+
+
+def test_a_forked_process_has_nothing_of_its_parents(tuned, capsys):
+    tuned()
+    running = iter(DataLoader(inflight_jobs.Samples(40, 0.0), 4))
+    next(running)
+    account.say(None, "said")
+    if (pid := os.fork()) == 0:
+        account.say(None, "said")
+        os._exit(len(tuner.Shared.here().tuners) + len(account.accounts()))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(tuner.Shared.here().tuners) == 1
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
-def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned):
+def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned, monkeypatch):
     def seen():
         torch.manual_seed(1)
         loader = DataLoader(Stream(), 16, **workers)
         return [batch.tolist() for _ in range(2) for batch in loader], torch.rand(1)
 
     without = seen()
+    monkeypatch.setattr(tuner.Shared, "cores", lambda _: 8.0)
     accounts = tuned()
     assert seen() == without
     (found,) = accounts()
@@ -180,6 +315,45 @@ def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned):
     assert found.switches == []
     assert "IterableDataset" in found.reason
     assert "num_workers=" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("shards", "cores", "wanted"),
+    [({"num_shards": 3}, 8.0, 3), ({"pipeline": [SimpleNamespace(urls=["a", "b"])]}, 8.0, 2), ({}, 4.5, 4)],
+)
+def test_advice_for_a_stream_is_bound_by_shards_cores_and_the_wait(shards, cores, wanted, tuned, monkeypatch):
+    monkeypatch.setattr(tuner.Shared, "cores", lambda _: cores)
+    vars(stream := Stream()).update(shards)
+    accounts = tuned(max_workers=64)
+    for number, _ in enumerate(DataLoader(stream, 8, num_workers=1)):
+        time.sleep(1.0 if number == 40 else 0.0005)  # a validation, in which nothing can be gained
+    (found,) = accounts()
+    assert found.advice == [f"num_workers={wanted}"]
+    predicted = float(account.summary([found])[0].split("predicted ")[1].split()[0])
+    assert 1 < predicted <= 1.01 / (1 - found.numbers()["blocked_fraction"])
+
+
+class OfALibrary:
+    settings = DataLoader(range(4))
+
+    def __getattr__(self, name):
+        return getattr(self.settings, name)
+
+
+def test_a_library_that_builds_torchs_iterators_itself_is_named(tuned, monkeypatch):
+    base, begun = torchs._BaseDataLoaderIter, []
+
+    def patch():  # as SpeechBrain
+        real = base.__init__
+        monkeypatch.setattr(base, "__init__", lambda self, loader: begun.append(loader) or real(self, loader))
+
+    for act in (patch, tuned, patch):
+        act()
+    assert len([*torchs._SingleProcessDataLoaderIter(OfALibrary()), *OfALibrary.settings]) == 8
+    assert list(map(type, begun[:2])) == [OfALibrary] * 2
+    named, watched = account.accounts()
+    assert named.reason.endswith(".OfALibrary builds torch's iterators itself; set num_workers yourself")
+    assert (watched.reason, watched.num_batches) == (None, 4)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +367,7 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
     tuned(max_workers=max_workers)
     data = inflight_jobs.Samples(16 * 8, 0.0)
     iter(DataLoader(data, 8, num_workers=1))
-    file = tuner.Shared.tuners[0].learnt_file
+    file = tuner.Shared.here().tuners[0].learnt_file
     assert not file.exists()
     if changes is None:
         file.parent.mkdir()
@@ -202,7 +376,7 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
         earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
         earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
         account.write_learnt(file, Account(**earlier | changes))
-    monkeypatch.setattr(iterator, "_known", {})
+    monkeypatch.setattr(tuner.Shared, "_of_process", {})
     batches = DataLoader(data, 8, num_workers=1)
     assert [index for _, indices in batches for index in indices.tolist()] == list(range(16 * 8))
     found = account.accounts()[1]
@@ -236,17 +410,23 @@ def test_the_share_of_time_blocked_is_that_since_the_present_workers_deliver():
     assert found.numbers()["blocked_fraction"] < found.blocked_s / found.total_s
 
 
+SHARED = {"level": 0}
+
+
 def test_the_deep_look_sees_what_changes():
     data = inflight_jobs.Samples(3, 0.0)
     data.inner, data.list, data.tensor = SimpleNamespace(level=1.5), [1, [2]], torch.zeros(2)
-    data.array = numpy.zeros(3)
+    data.array, data.long = numpy.zeros(5000), list(range(5000))
+    data.read = lambda: SHARED["level"]
     changes = (
+        lambda: data.long.__setitem__(2500, 0),
+        lambda: SHARED.update(level=SHARED["level"] + 1),
         lambda: setattr(data, "length", 4),
         lambda: setattr(data, "new", None),
         lambda: setattr(data.inner, "level", 2.5),
         lambda: data.list[1].append(3),
         lambda: data.tensor.add_(1),
-        lambda: data.array.__setitem__(1, 7),
+        lambda: data.array.__setitem__(2500, 7),
     )
     for change in changes:
         look = gates.Unchanged(data, len)

@@ -9,7 +9,7 @@ from pipeline_rig import killed, runs_in, tune_fake
 from loadtune.errors import TrainingError, WorkloadError
 from loadtune.records.config import Fixed, Recipe, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
-from loadtune.report.export import step_code
+from loadtune.report.forms import step_code
 from loadtune.run import read_run
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

@@ -75,13 +75,20 @@ def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None
     assert found(result).config.remedies == ("uint8_transfer",)
 
 
-def test_a_resumed_confirmation_judges_the_changes_that_were_searched(tmp_path: Path) -> None:
-    killed(tmp_path, runs_in("confirm"), ALL, training(remedy_gains=TWO))
-    before = read_run(tmp_path)
-    assert any(trial.config.remedies for trial in before.trials)
-    after = resumed(tmp_path, ALL, training(seed=1, remedy_gains=TWO))
-    assert list(after.trials) == before.trials
-    assert found(after).config.remedies == ("uint8_transfer", "batched_fetch")
+@pytest.mark.parametrize(("stage", "number"), [("changes", 4), ("confirm", 0)])
+def test_a_resumed_run_goes_on_with_the_changes_that_it_had_examined(tmp_path: Path, stage: str, number: int) -> None:
+    """Examined again on top of themselves they would gain nothing, and be lost."""
+    quiet, config = {"noise": 0.0, "between_runs": 0.0, "remedy_gains": TWO}, replace(ALL, remedies="auto")
+    (tmp_path / "whole").mkdir()
+    whole = tune_fake(training(**quiet), tmp_path / "whole", config)
+    killed(tmp_path, runs_in(stage, number), config, training(**quiet))
+    assert any(trial.config.remedies for trial in read_run(tmp_path).trials)
+    going_on = training(**quiet)
+    after = resumed(tmp_path, replace(config, time_budget_s=600.0), going_on)
+    assert [trial.config for trial in after.trials] == [trial.config for trial in whole.trials]
+    assert not [request for request in going_on.requests if request[0] == "examine"]
+    assert named(after)["uint8_transfer"].predicted == named(whole)["uint8_transfer"].predicted
+    assert found(after).config == found(whole).config != after.best.config
     assert load_result(tmp_path).remedies == after.remedies
 
 

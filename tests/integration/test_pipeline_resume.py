@@ -198,7 +198,7 @@ def test_another_machine_job_code_or_version_is_refused_and_named_once_and_what_
             resumed(tmp_path, **given)
         assert str(raised.value).count(told) == 1
         assert given["training"].requests == []
-    monkeypatch.setattr(tuner, "__version__", "0.0.2")
+    monkeypatch.setattr("pipeline_rig.__version__", "0.0.2")
     with pytest.raises(ResultError, match=r"loadtune was .* and is '0\.0\.2'"):
         resumed(tmp_path, training=built_of(*CODE))
     monkeypatch.undo()

@@ -1,6 +1,9 @@
 """Errors that are nobody's but the sampler's, the loop's or another loader's; and what goes on after them."""
 
+import gc
+import os
 import signal
+import sys
 import time
 from functools import partial
 from unittest.mock import Mock
@@ -45,6 +48,18 @@ class Breaks(SequentialSampler):
 
 def numbers(batches):
     return [index for batch in batches for index in batch.tolist()]
+
+
+def test_an_iterator_that_cannot_be_made_raises_once(monkeypatch):
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    monkeypatch.setattr(
+        os, "memfd_create", Mock(side_effect=BlockingIOError)
+    )  # a class: an instance would keep its frames
+    with pytest.raises(BlockingIOError):
+        iter(Switching(DataLoader(Numbers())))
+    gc.collect()
+    assert lost == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])

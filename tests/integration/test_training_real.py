@@ -9,8 +9,9 @@ from training_rig import CPU, Windows, training_on, trial
 
 from loadtune.host import Sampler
 from loadtune.records.config import Recipe
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
+from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
+from loadtune.training.loop import EndlessLoader
 
 
 @pytest.fixture(scope="module")
@@ -70,26 +71,6 @@ def test_describes_what_it_found(training):
     assert not any(name.startswith(("loadtune/", "torch/")) for name in names)
 
 
-def test_times_compute_in_windows_that_abut(training):
-    point = training.time_compute(
-        Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True), 16, 0.2
-    )
-    assert isinstance(point, ComputePoint)
-    assert len(point.windows) >= 2
-    assert abut(point.windows)
-    assert all(window.num_samples == 16 * window.num_steps for window in point.windows)
-    assert sum(window.seconds for window in point.windows) > 0.1, "half the time asked for, at the least"
-
-
-def test_tries_a_batch_and_reports_its_memory(training):
-    report = training.try_batch(BatchTry(recipe=Recipe(), batch_size=64))
-    assert report.fits
-    assert report.batch_size == 64
-    assert 0 < report.peak_bytes <= report.budget_bytes
-    assert report.step_s > 0
-    assert report.reserved_peak_bytes is None
-
-
 @pytest.mark.parametrize(("num_workers", "more"), [(0, {}), (2, {}), (1, {"prefetch_factor": 3, "pin_memory": True})])
 def test_streams_windows_that_abut_until_the_watch_has_enough(training, num_workers, more):
     watch = Windows(enough=4)
@@ -117,16 +98,6 @@ def slow(tmp_path_factory):
 
 BATCH_S = 0.99 * 8 * 0.005
 """A sleep never ends early, however busy the machine."""
-
-
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
-def test_goes_on_past_the_end_of_an_epoch(slow, num_workers, persistent):
-    watch = Windows(enough=4)  # of one step at the least
-    slow.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
-    assert 1 + sum(window.num_steps for window in watch) > 3  # the first step is in no window
-    assert all(window.num_samples == 8 * window.num_steps for window in watch)
-    if not num_workers:
-        assert all(window.num_steps * BATCH_S <= window.wait_s <= window.seconds for window in watch)
 
 
 def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(slow):
@@ -157,7 +128,21 @@ def test_a_watch_that_raises_ends_the_bench_which_may_be_closed_twice_and_starte
     assert slow.pid is None
 
 
-def test_a_window_says_that_the_loss_was_not_finite(tmp_path, in_thread):
-    with training_on(tmp_path, "NanAtIndex") as client:
-        run = client.time_training(trial(batch_size=128), 0.1, Windows(4))
-    assert run.windows[-1].loss_is_finite is False
+def test_the_seed_fixes_in_which_order_each_training_reads(tmp_path, in_thread, monkeypatch):
+    seen = {}
+
+    class Noting(EndlessLoader):
+        def next_batch(self):
+            batch = super().next_batch()
+            seen.setdefault(self, tuple(batch[0][:, 0, 0, 0].tolist()))
+            return batch
+
+    monkeypatch.setattr("loadtune.training.session.EndlessLoader", Noting)
+    for num_before in (0, 0, 2):
+        with training_on(tmp_path) as client:
+            client.num_trainings = num_before
+            for _ in range(2):
+                client.time_training(trial(64), 0.01, Windows(enough=1))
+    firsts = list(seen.values())
+    assert firsts[:2] == firsts[2:4]
+    assert len(set(firsts)) == 4, "each has another order, those after a resumption, too"

@@ -1,5 +1,5 @@
-"""Whatever is switched and when: the loop sees what it would see with a plain DataLoader, and the random numbers of the
-training process are as they would be.
+"""Whatever is switched and when: the loop sees what it would see with a plain DataLoader, also of its sampler and of
+what torch's iterator counts; and the random numbers of the training process are as they would be.
 
 A tuner's switches are those of a replayed result, so that no clock decides what is tested.
 """
@@ -18,6 +18,7 @@ from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
 from loadtune.inflight.iterator import begun_by
 from loadtune.inflight.tuner import Tuner
+from loadtune.stream.switching import SwitchingIterator
 
 LENGTH, WHOLE = 60, 1000
 
@@ -45,13 +46,29 @@ class Random(Rows):
 
 
 class CountedSampler(SequentialSampler):
-    """Counts how often it was asked for an iterator."""
+    """Counts how often it was asked for an iterator, and what it gave and ended so far, as a resumable one does."""
 
-    num_iterators = 0
+    num_iterators = num_given = num_ended = 0
 
     def __iter__(self):
         self.num_iterators += 1
-        return super().__iter__()
+        return self._counted()
+
+    def _counted(self):
+        for index in super().__iter__():
+            self.num_given += 1
+            yield index
+        self.num_ended += 1
+
+
+class Marking(BatchSampler):
+    """Gives with each batch what the loop set last."""
+
+    mark = 0
+
+    def __iter__(self):
+        for indices in super().__iter__():
+            yield [*indices, self.mark]
 
 
 def made_loader(job):
@@ -64,6 +81,7 @@ def made_loader(job):
         "drop_last": lambda: {"batch_size": 7, "shuffle": True, "drop_last": True},
         "replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(data, True, 50, torch.Generator())},
         "counted": lambda: {"batch_size": 5, "sampler": CountedSampler(data)},
+        "marking": lambda: {"batch_sampler": Marking(SequentialSampler(data), 5, False)},
         "batch_sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(data, generator=generator), 6, False)},
         "lists": lambda: {"batch_sampler": [[0, 1], [2], [3, 4, 5], [9, 8, 7, 6]] * 4},
         "no batches": lambda: {"batch_size": None, "sampler": SequentialSampler(data)},
@@ -78,10 +96,13 @@ def seen_by(loop, loader, generator, job, switch=lambda num_workers: None):
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     seen = []
     for epoch, num_batches in enumerate(job["epochs"]):
-        # A switch under persistent workers starts some with the data set as it is then; torch's keep what they have.
-        loader.dataset.epoch = 0 if job["persistent"] and job["switches"] else epoch
+        loader.dataset.epoch = epoch if job["changes"] else 0
         batches = iter(loop)
         for step in range(num_batches):
+            if (epoch, step) in job["changes"]:
+                loader.dataset.epoch += 10
+                if job["order"] == "marking":
+                    loader.batch_sampler.mark = step
             if (epoch, step) in job["switches"]:
                 switch(job["switches"][epoch, step])
             try:
@@ -91,19 +112,24 @@ def seen_by(loop, loader, generator, job, switch=lambda num_workers: None):
                 break
             except KeyError as error:
                 seen.append((type(error), str(error).splitlines()[-1]))
+            seen.append((counts(batches, loader.sampler), torch.rand(1).item()))
+        seen.append(counts(batches, loader.sampler))
         del batches
         seen.append((torch.rand(1).item(), random.random(), np.random.rand()))
         if generator is not None:
             seen.append(torch.rand(1, generator=generator).item())
-    seen.append(getattr(loader.sampler, "num_iterators", None))
     return seen
 
 
-def without_what_depends_on_workers_in_torch(job):
-    """Some samplers draw as they are asked, and how far ahead they are asked depends on the workers: the one with
-    replacement for each batch, and a shuffled one from a generator that was given once more where its indices end."""
-    shuffled = job["generator"] and job["order"] in ("shuffle", "drop_last", "batch_sampler")
-    return job | {"epochs": [WHOLE for _ in job["epochs"]]} if shuffled or job["order"] == "replacement" else job
+def counts(batches, sampler):
+    batches = batches.delivering() if isinstance(batches, SwitchingIterator) else batches
+    return batches._num_yielded, *(getattr(sampler, name, None) for name in ("num_iterators", "num_given", "num_ended"))
+
+
+def as_a_tuner_would(job):
+    """A loader without workers gets none where its sampler must not be asked ahead."""
+    acts_on_loop = job["order"] in ("counted", "marking", "replacement")
+    return job | {"switches": {}} if acts_on_loop and not job["num_workers"] else job
 
 
 STEPS = st.tuples(st.integers(0, 2), st.integers(0, 12))
@@ -111,7 +137,17 @@ JOBS = st.fixed_dictionaries(
     {
         "generator": st.booleans(),
         "order": st.sampled_from(
-            ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
+            [
+                "sequential",
+                "shuffle",
+                "drop_last",
+                "replacement",
+                "counted",
+                "marking",
+                "batch_sampler",
+                "lists",
+                "no batches",
+            ]
         ),
         "num_workers": st.sampled_from([0, 0, 1, 2]),
         "prefetch_factor": st.integers(1, 3),
@@ -119,11 +155,12 @@ JOBS = st.fixed_dictionaries(
         "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
         "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
         "switches": st.dictionaries(STEPS, st.integers(0, 3), max_size=4),
+        "changes": st.lists(STEPS, max_size=2),
     }
-).map(without_what_depends_on_workers_in_torch)
+).map(as_a_tuner_would)
 JOB = {
     "generator": False, "order": "shuffle", "num_workers": 2, "prefetch_factor": 2, "persistent": False,
-    "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): 3},
+    "bad": (), "epochs": [WHOLE, WHOLE], "switches": {(0, 2): 3}, "changes": [],
 }  # fmt: skip
 
 
@@ -141,6 +178,8 @@ def both_see(job, way):
     """What the loop sees with switches, and without."""
     if job["order"] == "lists":
         job = job | {"bad": ()}
+    if way == "switched":  # which asks no sampler, and looks at no data set
+        job = as_a_tuner_would(job | {"num_workers": 0}) | {"changes": [], "num_workers": job["num_workers"]}
     fewest = min(1, job["num_workers"])  # a loader with workers never goes on without
     job = job | {"switches": {at: max(fewest, number) for at, number in job["switches"].items()}}
     plain, generator = made_loader(job)
@@ -156,7 +195,7 @@ def both_see(job, way):
     seen = seen_by(own, own, generator, job)
     if own._iterator is not None:
         own._iterator._shutdown_workers()
-    assert job["bad"] or account.reason is None, account.reason
+    assert job["bad"] or job["changes"] or account.reason is None, account.reason
     return seen, expected
 
 
@@ -169,6 +208,12 @@ def both_see(job, way):
 @example(JOB | {"num_workers": 0, "switches": {(0, 0): 2, (0, 7): 0, (1, 3): 1}})
 @example(JOB | {"persistent": True, "bad": (30,), "switches": {(0, 4): 3, (1, 4): 1}})
 @example(JOB | {"epochs": [5, WHOLE], "order": "batch_sampler", "switches": {(0, 5): 3}})
+@example(JOB | {"num_workers": 0, "order": "sequential", "switches": {(0, 0): 2, (1, 0): 2}, "changes": [(1, 7)]})
+@example(JOB | {"num_workers": 1, "switches": {(0, 2): 3, (0, 7): 1}, "changes": [(0, 4)]})
+@example(JOB | {"persistent": True, "switches": {(0, 2): 3, (1, 7): 2}, "changes": [(1, 4)]})
+@example(JOB | {"order": "counted", "switches": {(0, 2): 3, (1, 0): 3}})
+@example(JOB | {"order": "marking", "switches": {(0, 2): 3}, "changes": [(0, 6)]})
+@example(JOB | {"order": "replacement", "switches": {(0, 2): 3}})
 def test_a_loop_sees_what_it_would_see_without_switches(way, job):
     seen, expected = both_see(job, way)
     assert seen == expected

@@ -132,8 +132,8 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
 ) -> None:
     cut = replace(golden(), cut_short="interrupted by Ctrl-C")
 
-    def tells(*given: object, **others: object) -> TuningResult:
-        listener: Any = given[7]
+    def tells(run: Any, **others: object) -> TuningResult:
+        listener = run.listener
         listener(Progress(stage="memory", message="little memory is left", warning=True, left_s=1.0))
         listener(Progress(stage="memory", message="fp32 fits", left_s=1.0))
         (tmp_path / RUN_FILE).touch()

@@ -34,26 +34,41 @@ class _Finder:
 
 
 def _hook() -> None:
-    root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
-    path = [] if root in sys.path else [root]  # of this loadtune, where the script's interpreter has none
-    sys.path += path
+    """Of the launcher's loadtune alone; where the script would import another one, that stays what it imports."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    ours = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "__init__.py")
     try:
+        spec = find_spec("loadtune")
+        if spec is None:  # the script's interpreter has none
+            spec = spec_from_file_location("loadtune", ours)
+            sys.modules["loadtune"] = module = module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+        elif os.path.realpath(spec.origin or "") != os.path.realpath(ours):
+            where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+            raise ImportError(f"the script would import another loadtune: {where}. Remove or rename that one")
         from loadtune.inflight import hook
 
-        hook.install()
         _mark("hooked")
+        hook.install()
     except Exception as error:
+        _say(error)
+
+
+def _mark(what: str) -> bool:
+    """For the launcher, which says at the end what was not reached. False: it was marked before."""
+    try:
+        open(os.path.join(json.loads(os.environ["LOADTUNE_EXEC"])["folder"], what), "x").close()
+    except FileExistsError:
+        return False
+    except OSError:  # the launcher is gone, or its disk is full
+        pass
+    return True
+
+
+def _say(error: Exception) -> None:
+    if _mark("failed"):  # once in all processes
         print(f"loadtune: not active ({type(error).__name__}: {error})", file=sys.stderr)
-    finally:
-        for each in path:
-            sys.path.remove(each)
-
-
-def _mark(what: str) -> None:
-    """For the launcher, which says at the end what was not reached."""
-    folder = json.loads(os.environ["LOADTUNE_EXEC"])["folder"]
-    if os.path.isdir(folder):  # not in a process that outlives the launcher
-        open(os.path.join(folder, what), "w").close()
 
 
 def _chain() -> None:
@@ -71,6 +86,6 @@ try:
     sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
     _mark("began")
 except Exception as _error:
-    print(f"loadtune: not active ({type(_error).__name__}: {_error})", file=sys.stderr)
+    _say(_error)
 finally:
     _chain()

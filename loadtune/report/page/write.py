@@ -17,7 +17,7 @@ from typing import Any
 from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import TuningResult, Winner
-from loadtune.report.export import loader_code, step_code
+from loadtune.report.forms import loader_code, step_code
 from loadtune.report.machine import banner, holders_text
 from loadtune.report.page.figures import Panel, figures
 from loadtune.report.sentences import (
@@ -156,19 +156,15 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     notes = result.notes[:MOST_NOTES]
     if more := result.notes[MOST_NOTES:]:
         notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
+    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
+    took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
     return {
         "Answer": (*filter(None, kept), *best_with_changes(result), *batch_caution(result)),
         "Bottleneck": bottleneck_sentence(result),
         "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
-        "Time taken": (_took(result),),
+        "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
         "Notes": notes,
     }
-
-
-def _took(result: TuningResult) -> str:
-    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
-    took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
-    return f"{took}: {stages or 'nothing was measured'}; {tried}."
 
 
 def _code(result: TuningResult) -> list[Section]:
@@ -184,12 +180,15 @@ def _code(result: TuningResult) -> list[Section]:
 
 def limits_table(result: TuningResult) -> Table:
     """What fits in each precision."""
-    rows = list[tuple[str, ...]]()
+    rows, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
     for each in result.ceilings:
         sizes = [
             f"{size:,}{'' if each.verified else ' (predicted)'}" for size in (each.safe_batch_size, each.batch_size)
         ]
-        held, alone = holders_text(each.others, each.others_bytes), result.compute_only(each.precision)
+        held = holders_text(each.others, each.others_bytes)
+        # Other points are of recipes that were turned down, or of the user's own.
+        timed = [p for p in result.compute_points if p.recipe in trained and p.recipe.precision == each.precision]
+        alone = max(timed, key=lambda point: point.samples_per_s, default=None)
         memory = "\n".join(filter(None, (bytes_text(each.budget_bytes), held)))
         rate = MISSING if alone is None else f"{rate_text(alone.samples_per_s)} at batch {alone.batch_size:,}"
         rows.append((each.precision, *sizes, limit_text(each.limit, result.device.kind), memory, rate))

@@ -20,12 +20,10 @@ def ran(
     until_s=1e9,
     *,
     fails=(),
-    needed=(A, B),
     undecided=lambda seen: (A, B, C),
     is_rough=lambda seen: False,
     known=(),
     answer_by_s=None,
-    configs=(A, B, C),
 ):
     clock = FakeClock()
     begun = clock.now()
@@ -35,11 +33,11 @@ def ran(
         return FAILURE if config in fails else RUN
 
     outcomes = alternate(
-        configs,
+        (A, B, C),
         run,
         clock,
         begun + until_s,
-        needed=lambda seen, able: needed,
+        needed=lambda seen, able: (A, B),
         undecided=undecided,
         is_rough=is_rough,
         answer_by_s=begun + (until_s if answer_by_s is None else answer_by_s),

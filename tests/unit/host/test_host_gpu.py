@@ -217,7 +217,6 @@ def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu)
     sampler = Sampler(device, lambda: None, probes=probes)
     for _ in range(2):
         sampler.sample(everything=True)
-    sampler.close()
     seen = sampler.between(0.0, time.monotonic())
     assert seen.cpu_utilization_fraction is not None
     of_the_gpu = {figure for each in probes for figure in each.figures if figure.startswith("gpu_")}
@@ -298,13 +297,9 @@ def test_performance_counters_are_of_the_time_between_two_looks_and_buffers_are_
     probe.look()
     first, second = counters.between
     assert first == second[::-1]  # the later sample of one look is the earlier of the next
-    probe.close()
+    del probe
     assert sorted(counters.freed) == counters.allocated
-    assert probe.look() == {SM_ACTIVITY: None}  # no difference across the gap
-    assert probe.look() == {SM_ACTIVITY: pytest.approx(0.615)}
-    probe.close()
-    assert sorted(counters.freed) == counters.allocated
-    assert len(counters.allocated) == 4
+    assert len(counters.allocated) == 2
 
 
 def test_a_counter_that_tells_nothing_is_no_figure_and_a_gpu_before_hopper_has_its_reason(gpu):

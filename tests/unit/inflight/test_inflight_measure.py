@@ -4,7 +4,18 @@ import math
 
 import pytest
 
-from loadtune.inflight.measure import Reading, Steps, Work, best_number, has_gained, is_enough, needed
+from loadtune.inflight.limits import Clocks
+from loadtune.inflight.measure import (
+    MAX_STEPS,
+    Reading,
+    Steps,
+    Work,
+    best_number,
+    has_gained,
+    needed,
+    num_needed,
+    within_cores_s,
+)
 
 
 def reading(steps, num_workers=1):
@@ -45,12 +56,16 @@ def test_a_queue_that_shrinks_is_not_told_as_throughput():
     found = reading(steps, 6)
     assert found.total_s == pytest.approx((12 * 0.01 + 12 * 0.1) / 24)
     assert found.sustained_s == pytest.approx((12 * 0.01 + 12 * 0.1) / 12)
-    assert reading([(0.09, 0.01, 0)] * 24).sustained_s == pytest.approx(0.1)
+    steady = [(0.09, 0.01, 0)] * (MAX_STEPS + 1)
+    assert reading(steady).sustained_s == pytest.approx(0.1)
+    drained = [(0.0, 0.01, MAX_STEPS - number) for number in range(MAX_STEPS)]
+    assert reading([*drained, *steady]).sustained_s == pytest.approx(0.1), (
+        "steps that are dropped take their queue along"
+    )
 
 
 def test_enough_steps_span_three_turns_of_all_workers():
-    assert not is_enough(reading([(0.1, 0.1, 0)] * 24, 10), 10)
-    assert is_enough(reading([(0.1, 0.1, 0)] * 32, 10), 10)
+    assert num_needed(10, 0.2) == 30
 
 
 WAITING = Reading(num_steps=24, total_s=0.1, blocked_s=0.09, handover_s=0.0, step_s=0.01, error_s=0.001)
@@ -71,6 +86,18 @@ def test_workers_that_take_long_to_start_must_gain_more_than_that_in_what_is_lef
 
 def test_a_worker_that_queued_for_a_core_would_use_all_of_one():
     assert Work(load_s=0.3, cpu_s=0.1, queued_s=0.2).cpu_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("threads", "num_workers", "num_more", "batch_s"), [
+    (2, 0, 1, 0.1), (2, 0, 2, 0.055), (1, 0, 1, 0.09), (2, 2, 2, 0.055),
+])  # fmt: skip
+def test_workers_get_the_cores_that_the_step_leaves(threads, num_workers, num_more, batch_s):
+    """Of two cores; a step of 10 ms keeps as many busy as it has threads."""
+    then = Clocks(batches=0, cpu_s=0.0, load_s=0.09)
+    busy_s = threads * 0.01 + (0 if num_workers else 0.09)
+    now = Clocks(batches=10, cpu_s=0.9, load_s=0.09, trained_s=(1.0, 10 * busy_s))
+    work = now.work_since(then, WAITING, num_workers, 2.0)
+    assert within_cores_s(work, WAITING.step_s, num_more) == pytest.approx(batch_s)
 
 
 @pytest.mark.parametrize(

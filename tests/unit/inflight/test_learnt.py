@@ -56,4 +56,22 @@ def test_the_seconds_of_whole_epochs_come_first_and_there_is_a_number_to_keep_or
     found.switches.append({"epoch": 1, "batch": 40, "num_workers": 21})
     found.num_workers = 21
     to_keep = "  to keep it: DataLoader(..., num_workers=16); the script ended before 21 were compared with 16"
-    assert account.summary([found])[1] == to_keep
+    assert account.summary([found]) == ["Folder at train.py:31: 4 → 16 workers", to_keep]
+
+
+def test_loaders_with_too_few_batches_share_a_line_that_says_how_many_are_needed() -> None:
+    found = [account.Account(name=f"Folder at train.py:{line}", own_workers=2, num_workers=2) for line in (40, 60)]
+    found[0].num_batches, found[0].epoch_batches, found[0].total_s = 15, 5, 3.0
+    found[1].num_batches, found[1].total_s, found[1].reason = 30, 6.0, "a stream stays as it is"
+    both = "Folder at train.py:40 (5 an epoch; 21 are needed), Folder at train.py:60 (30; 31 are needed)"
+    assert account.summary(found) == [f"too few batches to tell: {both}"]
+
+
+def test_rates_are_those_of_all_ranks_and_a_loop_that_still_waits_gets_the_reason() -> None:
+    ranks = [account.Account(name="Folder at train.py:31", own_workers=1, num_workers=6, rank=rank) for rank in (0, 1)]
+    for each in ranks:
+        each.first_samples_per_s, each.samples_per_s, each.state = 100.0, 300.0, "resting"
+        each.blocked_s, each.total_s, each.bottleneck = 6.0, 10.0, "workers"
+    change, _, waits, _ = account.summary(ranks)
+    assert change.endswith(": 1 → 6 workers: 200 → 600 samples/s of 2 ranks (3×)")
+    assert waits.endswith(": 60% of the time: no more workers were found to pay off")

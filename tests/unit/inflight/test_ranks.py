@@ -116,3 +116,15 @@ def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: 
     assert heard[14][0].num_told >= 1
     assert set(heard[-1]) == {0}, "the other says nothing new"
     assert one.words, "what was known stays"
+
+
+def test_ranks_that_are_not_heard_any_more_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s[0])
+    said = {"cores": "", "num_cores": 2, "waiting": 0.3}
+    one = ranks.Ranks(Store({f"loadtune/{rank}": json.dumps({"rank": rank} | said) for rank in (0, 1)}), 0, 2)
+    one._read()
+    assert one.peers_wait()
+    now_s[0] = 1000.0
+    assert not one.peers_wait()

@@ -1,10 +1,13 @@
 """Who belongs to a group, and whose shared memory may be taken away."""
 
+import errno
 import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from loadtune.stream.shm_cleanup import group_members, kill_group, remove_segments
 
@@ -36,6 +39,24 @@ def test_only_the_dead_lose_their_segments(tmp_path: Path) -> None:
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         remove_segments([dead, alive], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[2:], used.name])
+
+
+@pytest.mark.parametrize("forbidden", ["open", "unlink"])
+def test_a_segment_of_another_user_is_left_alone_and_those_after_it_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbidden: str
+) -> None:
+    dead, allowed = 2**22 + 1, getattr(Path, forbidden)
+    foreign, own = tmp_path / f"torch_{dead}_1", tmp_path / f"torch_{dead + 1}_1"
+
+    def as_another_user(path: Path, *given: object, **named: object) -> object:
+        if path == foreign:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return allowed(path, *given, **named)
+
+    foreign.touch(), own.touch()
+    monkeypatch.setattr(Path, forbidden, as_another_user)
+    remove_segments([dead, dead + 1], tmp_path)
+    assert list(tmp_path.iterdir()) == [foreign]
 
 
 HOLDER = """

@@ -7,7 +7,6 @@ from loop_rig import LINE
 from torch import nn
 from workload_rig import workload_of
 
-from loadtune.footprint.account import owned
 from loadtune.footprint.estimate import estimate_step
 from loadtune.records.config import OptimizerName, Precision, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
@@ -47,8 +46,9 @@ def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") ->
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload)
     batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
+    parameters, buffers = list(trainer.module.parameters()), trainer.module.buffers
     books = FakeBooks(
-        lambda: (tensor for _, found in owned(trainer.module, trainer.state_tensors(), batch) for tensor in found)
+        lambda: [*parameters, *buffers(), *(p.grad for p in parameters), *trainer.state_tensors(), *batch]
     )
     step = {"model": "conv_net", "precision": precision, "optimizer": optimizer, "batch_size": BATCH}
     step |= {"input_shape": (3, 16, 16), "num_parameters": 0}

@@ -11,8 +11,7 @@ from PIL import Image
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
-from loadtune.workload.datasets import transform_text
-from loadtune.workload.models import model_needs
+from loadtune.workload.datasets import model_needs, transform_text
 from loadtune.workload.user_code import made_by
 
 
