@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from loadtune.stream import torch_private as private
-from loadtune.stream.worker_rows import read_states, same_states
+from loadtune.stream.worker_rows import read_states, same_states, write_states
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
 _DATA = (*_ATOMS, tuple, list, dict, set, frozenset, deque, torch.Tensor, numpy.ndarray)
@@ -70,8 +70,7 @@ class Trust:
     def changed(self) -> str | None:
         """Whether the dataset is another one than its copies in workers."""
         what = self._unchanged.changed()
-        why = f"the loop, or reading it, changes the dataset ({what}), and workers have a copy of it; {_YOURSELF}"
-        return None if what is None else why
+        return what and f"the loop, or reading it, changes the dataset ({what}), and workers have a copy; {_YOURSELF}"
 
     def reason_against(self) -> str | None:
         """What is known without starting a worker."""
@@ -114,30 +113,37 @@ class WatchedSampler:
         """Why it may not be asked ahead, as a clause. None: nothing was seen."""
         self.is_known = is_known or not self._others
         """Whether enough of its batches were looked at, or all of it is torch's."""
+        self._length: int | None = None
 
     def may_ask_ahead(self) -> bool:
         return self.is_known and self.reason is None
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        if self._length is None:  # torch's loop asks for it never, so once, and without a trace
+            states, self._length = read_states(), len(self._sampler)
+            write_states(states)
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        return self._watched(iter(self._sampler))  # torch's own begins here, and not with the first index
+        self._number, self._last, self._length = -1, None, None
+        # Torch's own begins here, and not with the first index. It is asked again after an exception, as torch does.
+        return map(partial(self._draw, iter(self._sampler)), repeat(None))
 
-    def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for number in range(_WATCHED + 1):
-            states, kept = self._states(), Unchanged(*self._others, without=self._not_its_own)
-            names = set[str]().union(*map(_data_names, self._others if number == 1 else ()))
-            try:
-                with _reading(names) as read:
-                    drawn = next(indices)
-            except StopIteration:
-                return
-            if number and self.reason is None:
-                self.reason = self._seen(states, kept, read)
-            yield drawn
-        self.is_known = True
-        yield from indices
+    def _draw(self, indices: Iterator[Any], _: None) -> Any:
+        self._number += 1
+        if self._number > _WATCHED or self.reason is not None or (self.is_known and self._others):
+            self.is_known = True
+            return next(indices)
+        states, kept = self._states(), Unchanged(*self._others, without=self._not_its_own)
+        names = set[str]().union(*map(_data_names, self._others if self._number == 1 else ()))
+        with _reading(names) as read:
+            drawn = next(indices)
+        if drawn is self._last and not isinstance(drawn, _ATOMS):
+            read.append("a list that it gives again")
+        if self._number:
+            self.reason = self._seen(states, kept, read)
+        self._last = drawn
+        return drawn
 
     def _seen(self, states: tuple[list[bytes], Any], kept: "Unchanged", read: list[str]) -> str | None:
         own, after = self._states()
@@ -169,18 +175,23 @@ def _sampler_parts(loader: Any) -> Iterator[Any]:
 def _data_names(sampler: Any) -> set[str]:
     """Of its attributes that are no methods, its classes' own included."""
     owners = [getattr(sampler, "__dict__", {}), *(vars(kind) for kind in type(sampler).__mro__[:-1])]
-    return {name for owner in owners for name, each in owner.items() if name[:2] != "__" and isinstance(each, _DATA)}
+    found = ((name, type(each)) for owner in owners for name, each in owner.items() if name[:2] != "__")
+    return {name for name, kind in found if issubclass(kind, _DATA)}
 
 
 @contextmanager
 def _reading(names: set[str]) -> Iterator[list[str]]:
     """Those of these names that code reads as attributes meanwhile; torch's own samplers do not count."""
-    read = list[str]()
+    read, left = list[str](), iter(range(10_000))
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         if "/torch/utils/data/" in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if next(left, None) is None:  # a batch that takes long to make: what was not seen counts as seen
+            sys.settrace(None)
+            read.extend(names)
+            return None
         if event == "opcode" and (name := _names_read(frame.f_code, "LOAD_ATTR").get(frame.f_lasti, "")) in names:
             read.append(name)
         return trace
@@ -261,7 +272,8 @@ class Unchanged:
         for each in _contents(roots, without):
             with suppress(Exception):  # of an object that cannot be looked into
                 if not isinstance(each, tuple | frozenset) and (state := _state(each)) is not None:
-                    self._kept.append((each, _copied(state)))
+                    copied = (kind(state) for kind in (dict, list, set, deque) if isinstance(state, kind))
+                    self._kept.append((each, next(copied, state)))
             if len(self._kept) == _MAX_CONTAINERS:
                 return
 
@@ -292,10 +304,6 @@ def _state(each: Any) -> Any:
     if isinstance(each, partial | MethodType) or not hasattr(each, "__dict__"):
         return tuple(gc.get_referents(each)) or None
     return vars(each)
-
-
-def _copied(state: Any) -> Any:
-    return next((kind(state) for kind in (dict, list, set, deque) if isinstance(state, kind)), state)
 
 
 def _items(each: Any) -> tuple[Any, ...]:
@@ -332,7 +340,7 @@ def _contents(roots: tuple[Any, ...], without: Any = None) -> Iterator[Any]:
     waiting = deque(roots)
     while waiting and len(seen) < 20 * _MAX_CONTAINERS:
         each = waiting.popleft()
-        if isinstance(each, (*_ATOMS, type, ModuleType, torch.dtype)) or id(each) in seen:
+        if issubclass(type(each), (*_ATOMS, type, ModuleType, torch.dtype)) or id(each) in seen:
             continue
         seen.add(id(each))
         yield each

@@ -24,11 +24,8 @@ _WAITS = 0.15
 _SHARE = 0.5
 """Of what is free of RAM and /dev/shm, and of the descriptors: the rest is for everybody else."""
 _USUAL_WORKER = 30 << 20
-_HINTS = {
-    "/dev/shm": ": docker run --shm-size gives more",
-    "descriptors": ": ulimit -n gives more",
-    "the sampler": ", which the loop may act on: a larger prefetch_factor allows more",
-}
+_HINTS = {"/dev/shm": ": docker run --shm-size gives more", "descriptors": ": ulimit -n gives more"}
+_HINTS["the sampler"] = ", which may depend on the loop: a larger prefetch_factor allows more"
 
 
 class Bound(NamedTuple):

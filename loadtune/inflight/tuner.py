@@ -493,8 +493,7 @@ class Tuner:
         able_s = made.load_s / num if made is not None and num else 0.0  # by the workers' own clocks
         account.samples_per_s = account.batch_size / max(reading.sustained_s, able_s)
         # Workers that rested while their queue was full deliver less at first than they can.
-        rested_s = max(able_s, reading.step_s) if able_s and reading.waits else math.inf
-        first_s = min(reading.sustained_s, rested_s)
+        first_s = min(reading.sustained_s, max(able_s, reading.step_s) if able_s and reading.waits else math.inf)
         account.first_samples_per_s = account.first_samples_per_s or account.batch_size / first_s
         getattr(self, f"_{account.state}")(reading)
 

@@ -98,12 +98,10 @@ class IndexStream:
         where a sampler must not be asked further ahead. ``as_asked``: the loop waits for this one."""
         if self.is_held_back:
             raise StopIteration
-        is_free = as_asked or (self._may_ask_ahead() and not self._is_next_the_end())
-        if not is_free:
-            self.keep_up()
         if self._again:
             return heapq.heappop(self._again)
-        if not is_free:
+        is_due = as_asked or self._num_drawn - self._num_gone < self._own_ahead
+        if not is_due and (not self._may_ask_ahead() or self._is_next_the_end()):
             self.is_short = True
             raise StopIteration
         return self._draw_next()
@@ -121,10 +119,9 @@ class IndexStream:
         return self._num_drawn - 1, indices
 
     def _is_next_the_end(self) -> bool:
-        try:
+        with contextlib.suppress(Exception):  # of a sampler that has no length, or needs its loader for it
             return self._num_drawn >= len(self._sampler)
-        except Exception:  # of a sampler that has no length, or needs its loader for it
-            return False
+        return False
 
     def keep_up(self) -> None:
         """Draw what the caller's settings would have drawn by now, whoever loads it."""

@@ -260,8 +260,7 @@ class SwitchingIterator:
             source.feed()
 
     def _test(self, source: Source) -> None:
-        """Note whether the samples of workers on trial are random. With ``exact`` that raises RandomSamplesError: then
-        they load a sample 16 times, which shows to four workers 99.9% of what changes one sample of ten."""
+        """Note whether the samples of workers on trial are random. With ``exact`` that raises RandomSamplesError."""
         found = is_random(self.table.rows(source.rows))
         self.table.row(None).draws = float(found or self.table.row(None).draws)
         if self._exact and (found or (found is None and self._loader.worker_init_fn is not None)):

@@ -32,8 +32,7 @@ FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 
 def draws_as_torch() -> bool:
     """Whether torch's iterators draw indices in torch's own way. Ours do not call what a toolkit puts in its place."""
-    draw: Any = _BaseDataLoaderIter._next_index
-    return bool(draw.__module__ == _BaseDataLoaderIter.__module__)
+    return _BaseDataLoaderIter._next_index.__module__ == _BaseDataLoaderIter.__module__
 
 
 class _LoaderView:

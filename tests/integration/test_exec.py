@@ -35,6 +35,9 @@ def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
     assert done.returncode == 7
     assert done.stdout == f"chained {os.getcwd()} ['--epochs', '2'] {os.path.abspath('kept')}\n"
     assert "no process imported torch's DataLoader" in done.stderr
+    code = "import os, subprocess, sys; own = {'PYTHONPATH': os.environ['PYTHONPATH']}\n"
+    code += "sys.exit(subprocess.run([sys.executable, '-c', 'import torch.utils.data'], env=own).returncode)"
+    assert run(sys.executable, "-c", code).returncode == 0, "a child without our variables"
 
 
 @pytest.mark.parametrize(

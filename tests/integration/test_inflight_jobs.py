@@ -9,6 +9,7 @@ import random
 import sys
 import time
 import weakref
+from contextlib import suppress
 from functools import cache
 from types import ModuleType, SimpleNamespace
 
@@ -221,6 +222,43 @@ def test_a_sampler_is_asked_no_further_ahead_if_it_draws_as_it_goes(num_workers,
     assert all(one["num_workers"] == 2 for one in found.switches), "as many as the batches that one worker has ahead"
     assert num_workers or "draws random numbers as it goes" in found.reason
     assert capsys.readouterr().err.count("left at 0 workers") == 1 - num_workers
+
+
+class Retried(Sampler):
+    """Raises once, gives one list again and again, and plans in its length, which torch's loop never asks for."""
+
+    num_lengths = 0
+
+    def __init__(self):
+        self.batches, self.held = iter(range(1, 20)), [0]
+
+    def __len__(self):
+        self.num_lengths += 1
+        return 19 + int(0 * random.random())
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.held[0] = next(self.batches)
+        if self.held[0] == 5:
+            raise TimeoutError
+        return self.held
+
+
+def test_a_sampler_is_asked_again_after_an_exception(tuned):
+    def seen():
+        sampler, found = Retried(), []
+        batches = iter(DataLoader(inflight_jobs.Samples(40, 0.0), batch_sampler=sampler))
+        for _ in range(25):
+            with suppress(TimeoutError, StopIteration):
+                found.append(next(batches)[1].tolist())
+        return found, sampler.num_lengths
+
+    without = seen()
+    assert len(without[0]) == 18
+    tuned()
+    assert seen() == without
 
 
 class Resumed(DataLoader):

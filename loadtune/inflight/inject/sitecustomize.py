@@ -61,7 +61,7 @@ def _mark(what: str) -> bool:
         open(os.path.join(json.loads(os.environ["LOADTUNE_EXEC"])["folder"], what), "x").close()
     except FileExistsError:
         return False
-    except OSError:  # the launcher is gone, or its disk is full
+    except (OSError, LookupError, ValueError, TypeError):  # the launcher is gone, its disk is full, it is not named
         pass
     return True
 
@@ -83,8 +83,9 @@ def _chain() -> None:
 
 
 try:
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
-    _mark("began")
+    if "LOADTUNE_EXEC" in os.environ:  # else of a child that was given PYTHONPATH alone
+        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+        _mark("began")
 except Exception as _error:
     _say(_error)
 finally:
