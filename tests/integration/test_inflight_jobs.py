@@ -227,10 +227,8 @@ def test_a_sampler_is_asked_no_further_ahead_if_it_draws_as_it_goes(num_workers,
 class Retried(Sampler):
     """Raises once, gives one list again and again, and plans in its length, which torch's loop never asks for."""
 
-    num_lengths = 0
-
     def __init__(self):
-        self.batches, self.held = iter(range(1, 20)), [0]
+        self.batches, self.held, self.num_lengths = iter(range(1, 20)), [0], 0
 
     def __len__(self):
         self.num_lengths += 1
