@@ -594,7 +594,7 @@ def main(names):
         with_tuner = outcome(each_name, folder, True)
         said = (folder / f"{each_name}-True.err").read_text()
         found = {"fault": each_name, "same": with_tuner == without, "without": without, "with": with_tuner}
-        print(json.dumps(found | {"said": said[-2000:]}), flush=True)
+        print(json.dumps(found | {"said": said[-9000:]}), flush=True)
     shutil.rmtree(folder)
 
 

@@ -412,7 +412,7 @@ class Tuner:
 
     def _note_draws(self) -> None:
         draws = self.iterator.table.row(None).draws > 0
-        self.account.draws_random |= draws or bool(is_random(self.iterator.workers()))
+        self.account.draws_random |= draws or bool(is_random(self.iterator.workers(), by_worker=self.own > 0))
 
     def _say_what_differs(self) -> None:
         self._note_draws()

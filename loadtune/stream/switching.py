@@ -261,8 +261,8 @@ class SwitchingIterator:
 
     def _test(self, source: Source) -> None:
         """Note whether the samples of workers on trial are random. With ``exact`` that raises RandomSamplesError."""
-        found = is_random(self.table.rows(source.rows))
-        self.table.row(None).draws = float(found or self.table.row(None).draws)
+        found, draws = (is_random(self.table.rows(source.rows), by_worker=by) for by in (True, self.own > 0))
+        self.table.row(None).draws = float(draws or self.table.row(None).draws)
         if self._exact and (found or (found is None and self._loader.worker_init_fn is not None)):
             unknown = "nothing shows that its worker_init_fn changes no sample"
             raise RandomSamplesError("its samples are random" if found else unknown)

@@ -62,10 +62,10 @@ def load_again(index: Any, is_batch: bool, collate_fn: Any, times: int, row: Row
     write_states(states)
 
 
-def is_random(workers: Sequence[Row]) -> bool | None:
-    """Whether it matters when and by which of them a sample is loaded. None: they do not show it."""
+def is_random(workers: Sequence[Row], *, by_worker: bool = True) -> bool | None:
+    """Whether it matters when, and `by_worker` by which of them, a sample is loaded. None: they do not show it."""
     digests = {worker.digest for worker in workers}
-    if len(digests - {0.0}) > 1 or any(worker.draws for worker in workers):
+    if (by_worker and len(digests - {0.0}) > 1) or any(worker.draws for worker in workers):
         return True
     return False if len(workers) > 1 and 0.0 not in digests else None
 
