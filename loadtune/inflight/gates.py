@@ -1,8 +1,8 @@
 """Which loaders are left alone, and why: found out before anything is switched.
 
 Whoever loads in two workers or more has shown that workers read the data. With other workers, three things can go
-wrong without an error: workers share the offset of an open file, they have a copy of what the training loop changes in
-the dataset, and a sampler is asked further ahead of the loop, although the two act on each other.
+wrong without an error. Workers share the offset of an open file. They have a copy of what the training loop changes in
+the dataset. A sampler is asked further ahead of the loop, although the two act on each other.
 """
 
 import dis
