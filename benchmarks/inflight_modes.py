@@ -33,9 +33,9 @@ def batches(name="", act=lambda number: None):
     """The loop: writes what it sees, and says how it ended."""
     global kept
     generator = torch.Generator().manual_seed(7)
-    kept = iter(DataLoader(Samples(), 4, shuffle=True, num_workers=int(sys.argv[2]), generator=generator))
+    kept = own = iter(DataLoader(Samples(), 4, shuffle=True, num_workers=int(sys.argv[2]), generator=generator))
     with (FOLDER / f"{MODE}{name}.log").open("a") as log:
-        for number, batch in enumerate(kept):
+        for number, batch in enumerate(own):  # another thread sets the global one
             print(batch.tolist(), file=log, flush=True)
             if act(number):
                 break

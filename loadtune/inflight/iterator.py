@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from traceback import walk_stack
@@ -27,28 +26,21 @@ class _Tuned:
         self._tuner = tuner
         self._opened = tuner.open(loader)
         self._inner = self._opened[0]
-        tuner.guard(tuner.begin, self)
+        tuner.begin(self)
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __next__(self) -> Any:
         tuner = self._tuner
-        if tuner.is_dead or tuner.watched() is not self or self._inner.has_ended:  # Lightning keeps an old one
+        if self._inner.has_ended or not tuner.guard(tuner.before_step, of=self):  # Lightning keeps an old one
             return next(self._inner)
-        tuner.guard(tuner.before_step)
         try:
-            batch = next(self._inner)
-            if tuner.watched() is not self:  # another thread has begun to iterate the same loader
-                return batch
-            batch = tuner.checked(batch)
+            batch = tuner.checked(next(self._inner), self)
         except BaseException as error:
-            is_exhausted = isinstance(error, StopIteration)
-            tuner.guard(partial(tuner.end, is_exhausted=is_exhausted))
-            if is_exhausted:
-                tuner.release()
+            tuner.guard(tuner.end, isinstance(error, StopIteration), of=self)
             raise
-        tuner.guard(tuner.after_step, batch)
+        tuner.guard(tuner.after_step, batch, of=self)
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -60,7 +52,7 @@ class _Tuned:
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch, as torch asks for where workers are persistent."""
         self._inner._reset(private.LoaderView(loader, self._opened[2]))
-        self._tuner.guard(self._tuner.begin, self)
+        self._tuner.begin(self)
 
     def _shutdown_workers(self) -> None:
         inner = self.__dict__.get("_inner")
@@ -69,9 +61,9 @@ class _Tuned:
 
     def __del__(self) -> None:
         tuner = self.__dict__.get("_tuner")
-        if tuner is not None and tuner.watched() in (None, self):
-            tuner.guard(tuner.end)
-            tuner.release()
+        if tuner is not None and (watched := tuner.watched()) in (None, self):
+            tuner.guard(tuner.end, of=watched)
+            tuner.guard(tuner.release, of=watched)
         self._shutdown_workers()
 
 

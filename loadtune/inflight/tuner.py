@@ -101,7 +101,7 @@ class Tuner:
     ) -> None:
         """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found."""
         self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
-        self.shared = Shared.here()
+        self.shared, self.lock = Shared.here(), threading.RLock()
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
         self.advises = self.is_stream or options.dry_run
@@ -201,7 +201,11 @@ class Tuner:
 
     def begin(self, watched: Any) -> None:
         """The epoch of this iterator, which `open` gave or which begins again, is the one that is watched."""
-        self.watched = weakref.ref(watched)
+        with self.lock:
+            self.watched = weakref.ref(watched)
+            self.guard(self._begin, watched, of=watched)
+
+    def _begin(self, watched: Any) -> None:
         self.iterator, self.view, self.sampler, self.trust = watched._opened
         self.epoch += 1
         self.last_end: float | None = None
@@ -216,7 +220,7 @@ class Tuner:
             if batch > 0:
                 self.iterator.switch(replayed, at=batch)
 
-    def end(self, *, is_exhausted: bool = False) -> None:
+    def end(self, is_exhausted: bool = False) -> None:
         """No more batches come in this epoch. ``is_exhausted``: its workers have just ended, as its last step did."""
         if self.iterator is None:
             return
@@ -236,6 +240,8 @@ class Tuner:
             shuffles = isinstance(self.view.sampler, RandomSampler)
             order = "; shuffling then differs" if shuffles else ""
             self.account.advise(f"persistent_workers=True starts workers once, not in each epoch{order}")
+        if is_exhausted:
+            self.release()
 
     def _whole_epoch(self) -> None:
         """What an epoch took, with the start and the end of its workers. Where epochs are too short for a window of
@@ -265,10 +271,16 @@ class Tuner:
         elif before_s is not None and account.num_epochs == 1 and epoch_s > limit_s:
             self._take_back(self.change[0])
 
-    def guard(self, act: Callable[..., None], *args: Any) -> None:
-        """Run a part of the tuner. Its error ends the tuner; the loop goes on with the user's settings."""
-        if self.is_dead:
-            return
+    def guard(self, act: Callable[..., None], *args: Any, of: Any) -> bool:
+        """Run a part of the tuner and return True, while the iterator ``of`` is watched; another thread may have begun
+        to iterate the same loader. An error ends the tuner; the loop goes on with the user's settings."""
+        with self.lock:
+            if self.is_dead or self.watched() is not of:
+                return False
+            self._guarded(act, *args)
+            return True
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
         try:
             act(*args)
         except Exception as error:
@@ -321,14 +333,14 @@ class Tuner:
         self.begun = time.perf_counter()
         self.account.hook_s += self.begun - entered
 
-    def checked(self, batch: Any) -> Any:
+    def checked(self, batch: Any, watched: Any) -> Any:
         """What the loop gets for a batch. Where the user has no workers, the training process reads the first ones of
         others, too, and raises what it would raise without them."""
-        if not self.num_to_compare or not self.iterator.num_delivering:
-            return batch
-        own = self.iterator.last_in_process()
-        self.guard(self._compare, batch, own)
-        return own
+        if self.num_to_compare and self.watched() is watched and watched._inner.num_delivering:
+            own = watched._inner.last_in_process()
+            self.guard(self._compare, batch, own, of=watched)
+            return own
+        return batch
 
     def _compare(self, batch: Any, own: Any) -> None:
         self.num_to_compare -= 1
