@@ -10,7 +10,7 @@ import random
 import sys
 import time
 import zlib
-from dataclasses import fields
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -79,11 +79,11 @@ def record(module):
 
 def force(module):
     """The tuner judges nothing any more; it is told to switch."""
-    from loadtune.inflight.measure import Reading, Work
+    from loadtune.decide.inflight import Action, Reading
 
     kind, chances = module.Tuner, WeakKeyDictionary()
     before_step, delivering, left = kind.before_step, kind._delivering, kind._left
-    reading, work = (each(**dict.fromkeys([one.name for one in fields(each)], 1.0)) for each in (Reading, Work))
+    reading = Reading(num_workers=1, num_steps=1, total_s=1.0, blocked_s=1.0, step_s=0.0)
 
     def with_switch(self):
         before_step(self)
@@ -97,8 +97,14 @@ def force(module):
         self.shared.trying = None
         note("switches", "forced", name)
         self.clocks = self.clocks or self._read_clocks()
-        self._work(reading)  # sees whether samples are random
-        self._switch(chance.choice(sorted({1, 2, 3, 4} - {iterator.num_delivering})), reading, work)
+        self._note_draws()
+        number = chance.choice(sorted({1, 2, 3, 4} - {iterator.num_delivering}))
+        if (refusal := self._bound(reading, None).refusal) is not None:
+            self._leave(refusal)
+        else:
+            self._do(
+                Action(state=replace(self.state, stage="starting", target=number), do="switch", num_workers=number)
+            )
         until_s = time.monotonic() + READY_S
         while iterator._coming and time.monotonic() < until_s:
             iterator._advance()

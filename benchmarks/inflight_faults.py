@@ -25,7 +25,7 @@ import torch
 import torch.utils.data.dataloader as torchs
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from loadtune.inflight import account, gates, hook, iterator, limits, tuner
+from loadtune.inflight import files, gates, hook, iterator, tuner, words
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
 from loadtune.stream import pool
@@ -294,8 +294,8 @@ def stderr_is_closed(job):
     name: (owner, name)
     for owner, names in {
         tuner.Tuner: ("open", "begin", "before_step", "after_step", "end", "_look", "_delivering"),
-        tuner: ("SwitchingIterator", "Steps"), limits: ("batch_size",), iterator: ("_tuner_of", "_place"),
-        gates: ("Trust", "WatchedSampler", "reason_against"), account: ("say",),
+        tuner: ("SwitchingIterator", "Steps"), iterator: ("_tuner_of", "_place"),
+        gates: ("Trust", "WatchedSampler", "reason_against", "batch_size"), words: ("say",),
     }.items()
     for name in names
 })  # fmt: skip
@@ -566,7 +566,7 @@ def outcome(name, folder, tuned):
     log = folder / f"{name}-{tuned}.log"
     pid = os.fork()
     if pid == 0:
-        raise Child(name, log, tuned, str(folder / account.RESULT_FILE))
+        raise Child(name, log, tuned, str(folder / files.RESULT_FILE))
     deadline, status = time.monotonic() + LIMIT_S, None
     while time.monotonic() < deadline and status is None:
         ended, raw = os.waitpid(pid, os.WNOHANG)
@@ -585,7 +585,7 @@ class Child(Exception):
 def main(names):
     folder = Path(tempfile.mkdtemp())  # no context manager, which a child would leave, too
     switch = {"epoch": 0, "batch": AT, "num_workers": OTHERS}
-    account.write([Account(name="Rows at loop", own_workers=1, num_workers=1, switches=[switch])], folder)
+    files.write([Account(name="Rows at loop", own_workers=1, num_workers=1, switches=[switch])], folder)
     alone = {}
     gc.freeze()  # else each child's first collection copies all that was imported
     for each_name in names:

@@ -36,7 +36,7 @@ from processes import (
 )
 
 from loadtune.errors import DeviceError
-from loadtune.host import read_host
+from loadtune.host.machine import read_host
 
 PARTS = ("ceiling", "soak", "held")
 CHILD = "memory_child.py"

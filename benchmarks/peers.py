@@ -38,7 +38,7 @@ from processes import (
 from workloads import JPEGS, spec_of
 
 from loadtune.errors import DeviceError
-from loadtune.host import read_host
+from loadtune.host.machine import read_host
 
 PARTS = ("tune", "time")
 START_S, SLOW_PER_S = 20.0, 2000.0

@@ -207,7 +207,7 @@ class Slot:
 
     def __init__(self, name: str | None, host: "HostFacts", logs: Path) -> None:
         """Asks NVML once, which makes no context. Raises DeviceError where there is no such device."""
-        from loadtune.host import choose_device
+        from loadtune.host.machine import choose_device
 
         self.device, self.logs = choose_device(host, name), logs
         self._num_started = 0

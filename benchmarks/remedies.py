@@ -17,9 +17,9 @@ from workloads import SPECS, spec_of
 from loadtune.changes import REMEDIES
 from loadtune.options import fixed_of, one_of
 from loadtune.records.config import REMEDY_MODES, TuneConfig, YourSettings
-from loadtune.records.interval import Interval
 from loadtune.records.result import TriedRemedy, TuningResult
 from loadtune.report.wording import settings_text
+from loadtune.statistics.interval import Interval
 from loadtune.tuner import tune_config
 
 

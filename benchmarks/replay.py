@@ -248,7 +248,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    paths = given.tables or [path for path in sorted(TABLES.glob("*.json")) if path.stem != "compute"]
+    paths = given.tables or [
+        path for path in sorted(TABLES.glob("*.json")) if not path.stem.startswith(("compute", "steps-"))
+    ]
     lines = priors(paths) if given.priors else (line for path in paths for line in rows_of(path, given))
     for line in lines:
         print(line, flush=True)

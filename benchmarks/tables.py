@@ -26,16 +26,17 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
-from loadtune.calibration import calibrate, start
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.calibration import calibrate, search_space, start
+from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window
 from loadtune.records.telemetry import Telemetry
 from loadtune.run import Run
-from loadtune.search.segment import Segment, run_trial
-from loadtune.search.space import SearchSpace, search_space
+from loadtune.run.measure import Segment
+from loadtune.run.state import State
+from loadtune.search.space import SearchSpace
 from loadtune.training import TrainingClient
 
 SIZES = (16, 64, 256, 1024)
@@ -92,13 +93,14 @@ class Machine:
         self.training = TrainingClient(spec, self.device, log_path=folder / "training.log")
         self.sensor = Sampler(self.device, lambda: self.training.pid)
         config = TuneConfig(workload=spec, max_batch_size=max_batch_size)
-        parts = (MonotonicClock(), self.training, self.sensor, folder, read_host)
-        self.run = Run(config, self.host, self.device, "table", *parts)
+        state = State(config, self.host, self.device, "table")
+        self.run = Run(state, MonotonicClock(), self.training, self.sensor, folder, read_host)
 
     def space(self) -> SearchSpace:
         """Also tells `run` of facts, recipes and memory ceilings."""
         facts = start(self.run)
-        return search_space(self.run, facts, calibrate(self.run, facts))
+        calibrate(self.run, facts)
+        return search_space(self.run, facts)
 
     def curve(self, space: SearchSpace) -> Iterator[ComputePoint]:
         """Steps without a loader, at every precision."""
@@ -110,7 +112,7 @@ class Machine:
                     yield point
 
     def time(self, config: TrialConfig) -> Measurement | TrialFailure:
-        return run_trial(self.run, config, Segment(config.loader, SEGMENT_S))
+        return self.run.measuring.run_trial(config, Segment(config.loader, SEGMENT_S))
 
 
 def apart(space: SearchSpace, able: list[TrialConfig], count: int) -> list[TrialConfig]:
@@ -168,7 +170,7 @@ def main() -> int:
         machine = Machine(spec, Path(folder), given.max_batch_size)
         with machine.training, machine.sensor:
             space = machine.space()
-            facts = machine.run.facts
+            facts = machine.run.state.facts
             assert facts is not None
             if given.out.exists():
                 table = msgspec.json.decode(given.out.read_bytes(), type=Table)

@@ -320,13 +320,13 @@ def readers(folder):
     from loadtune.errors import LoadtuneError, ResultError
     from loadtune.host import cgroup, gpu, nvml, processes
     from loadtune.host.cpu import read_cpu_name
-    from loadtune.inflight import account, environment
+    from loadtune.inflight import account, environment, files
     from loadtune.options import TABLE, check, memory_of, parsed, share_of, with_settings
     from loadtune.records.config import TuneConfig
     from loadtune.report.forms import FORMS, export
     from loadtune.report.store import as_json, load_result, read_record
     from loadtune.report.terminal_answer import terminal_answer
-    from loadtune.run import Resumable
+    from loadtune.run.state import Resumable
 
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/unit/host")]
     from test_host_gpu import UUIDS, FakeNvml
@@ -342,8 +342,8 @@ def readers(folder):
         "version": "0",
     }
     loader = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=3, load_s=0.1, cpu_s=0.1)
-    account.write([loader], folder, machine="CPU", ranks=1)
-    flight = (folder / account.RESULT_FILE).read_bytes()
+    files.write([loader], folder, machine="CPU", ranks=1)
+    flight = (folder / files.RESULT_FILE).read_bytes()
 
     def from_file(read, name="given.json"):
         def with_file(content):
@@ -424,9 +424,9 @@ def readers(folder):
         ("options", words, option, LoadtuneError),
         ("sizes", words, lambda c: memory_of("--memory", c.decode(errors="replace")), LoadtuneError),
         ("shares", words, lambda c: share_of("--tolerance", c.decode(errors="replace")), LoadtuneError),
-        ("inflight.json", [flight], from_file(account.read), ValueError),
-        ("$LOADTUNE_CACHE", [flight], from_file(lambda path: account.read_learnt(path, unknown)), ()),
-        ("learnt table", [flight], from_file(lambda path: account.learnt_rows(path.parent)), ()),
+        ("inflight.json", [flight], from_file(files.read), ValueError),
+        ("$LOADTUNE_CACHE", [flight], from_file(lambda path: files.read_learnt(path, unknown)), ()),
+        ("learnt table", [flight], from_file(lambda path: files.learnt_rows(path.parent)), ()),
         ("/proc and cgroups", seeds, system, ()),
         ("launcher", [b"3", b"2(x3),1", b"16"], launcher, ()),
         ("NVML", [np.random.default_rng(0).bytes(12) for _ in range(20)], driver, ()),

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from loadtune.host import read_host
+from loadtune.host.machine import read_host
 from loadtune.records.config import WorkloadSpec
 
 SMALL, JPEGS = "WORKLOAD_SMALL", "WORKLOAD_JPEGS"

@@ -1,7 +1,6 @@
 """The confirmed winner of a result, as arguments for a training script, as a new DataLoader, or in words.
 
-In: a result, or its path. Out: DataLoader arguments or the recipe. Apart from the report, because it compares this
-machine with the one that the result was measured on, and warns where they differ.
+Apart from the report: it compares this machine with the result's.
 """
 
 import os
@@ -78,7 +77,7 @@ def answer_text(result: TuningResult) -> str:
 def _best_config(
     path: str | os.PathLike[str] | None, strict: bool, keep_batch_size: bool
 ) -> tuple[TuningResult, TrialConfig]:
-    from loadtune.host import read_host  # not at import: the driver's library loads with it
+    from loadtune.host.machine import read_host  # not at import: the driver's library loads with it
 
     result = load_result(path)
     config = handed_winner(result, keep_batch_size=keep_batch_size).config

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 from scipy.special import bdtrc
 
-from loadtune.final.winner import as_finalist
 from loadtune.model.answers import change, explain
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records.config import TrialConfig
-from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Bottleneck, ChangeKind, Finalist, PredictedChange, RooflinePoint, Trial
-from loadtune.run import Run
-from loadtune.search.search import Search, known_job, points_at, segments_of
+from loadtune.search.search import points_at, segments_of
+from loadtune.search.space import SearchSpace
 
 MISSED = 0.05
 """Predictions are said to miss where so many misses would be less likely than this, if each had its 5%."""
@@ -82,16 +80,20 @@ def _with_workers(config: TrialConfig, num_workers: int) -> TrialConfig:
     return replace(config, loader=replace(config.loader, num_workers=num_workers))
 
 
-def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
-    """Nothing is run for it. Without a winner, or with one in a precision that was not searched, nothing is named."""
-    winner, searched = as_finalist(run.best, run.finalists), search.space
-    if winner is None or winner.config.precision not in searched.recipes:
-        return
+def searched_bottleneck(
+    job: Job,
+    timed: Sequence[tuple[TrialConfig, Measurement]],
+    winner: Finalist,
+    space: SearchSpace,
+    trials: Sequence[Trial],
+) -> Bottleneck | None:
+    """By what was ``timed`` of the space, and the winner. None: the winner's precision was not searched."""
+    if winner.config.precision not in space.recipes:
+        return None
     measured = [
         (config, each)
-        for config, each in run.timed
-        if config.precision in searched.recipes and (searched.has(config) or config == winner.config)
+        for config, each in timed
+        if config.precision in space.recipes and (space.has(config) or config == winner.config)
     ]
-    numbers = {*searched.num_workers, winner.config.loader.num_workers}
-    job = known_job(run, facts, searched)
-    run.bottleneck = bottleneck(job, measured, winner, sorted(numbers), run.trials)
+    numbers = {*space.num_workers, winner.config.loader.num_workers}
+    return bottleneck(job, measured, winner, sorted(numbers), trials)

@@ -13,16 +13,19 @@ from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadErro
 from loadtune.limits.memory import MemoryProbe, largest_host_batch, verifying_seconds
 from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
 from loadtune.records.answer import LAST_SHARE
-from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe
+from loadtune.records.config import MEMORY_FORMATS, Precision
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
 from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
-from loadtune.run import FINAL_SHARE, SEARCH_SHARE, Resumable, Run, read_run
-from loadtune.search.baseline import assumed_settings, batch_problems, other_problems, stream_notes, with_facts
+from loadtune.run import Run
+from loadtune.run.budget import FINAL_SHARE, SEARCH_SHARE
+from loadtune.run.state import Resumable, read_run
+from loadtune.search.baseline import assumed_settings, baseline, problems, stream_notes, with_facts
 from loadtune.search.search import Search
+from loadtune.search.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
 from loadtune.units import bytes_text, counted, rate_text, seconds_text
 
 VERIFY_AT_MOST = 0.1
@@ -32,42 +35,72 @@ longer stays predicted."""
 
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
-    with run.stage("start"):
-        before = run.facts
+    with run.journal.stage("start"):
+        state, journal, before = run.state, run.journal, run.state.facts
         facts = run.training.describe()
         if before is not None:
             check_same_workload(before, facts)
             facts = before  # the study was made with them
-        run.facts = facts
-        yours = with_facts(run.config.yours, facts)  # settings of the user's own loader count as given
-        run.config, run.assumed = replace(run.config, yours=yours), assumed_settings(yours)
+        state.facts, run.measuring.epoch_samples = facts, facts.dataset_length
+        yours = with_facts(state.config.yours, facts)  # settings of the user's own loader count as given
+        state.config, state.assumed = replace(state.config, yours=yours), assumed_settings(yours)
         if before is None:
-            for problem in (*batch_problems(run.config, facts), *other_problems(run.config, facts, run.device.kind)):
+            for problem in problems(state.config, facts, state.device.kind):
                 raise UsageError(problem)
             shape = "×".join(map(str, facts.input_shape))
             samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
             trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
             loaded = f"loaded in {seconds_text(facts.sample_s)} each{trained}"
-            run.tell(f"{samples} of {shape} {facts.input_dtype}, {loaded}")
-            run.note(*stream_notes(facts))
-        run.save()
+            journal.tell(f"{samples} of {shape} {facts.input_dtype}, {loaded}")
+            journal.note(*stream_notes(facts))
+        journal.save()
     return facts
 
 
-def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
-    """Per precision: the recipe, chosen at a moderate batch, then two sizes that give memory line and compute curve."""
-    if not run.compute_points:
-        with run.stage("calibrate"):
+def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]:
+    """Per precision: the recipe, chosen at a moderate batch, then two sizes that give memory line and compute curve.
+    Returns the probes whose ceiling is predicted, so that verifying it goes on from there; after a resumption none."""
+    state, probes = run.state, dict[Precision, MemoryProbe]()
+    if not state.compute_points:
+        with run.journal.stage("calibrate"):
             _choose_recipes(run, facts)
-            for choice in run.recipes:
-                run.compute_points += _bound_batches(run, facts, choice.point)
-            run.save()
-    return {choice.chosen.precision: choice.chosen for choice in run.recipes}
+            for choice in state.recipes:
+                probe = _probe(run, facts, choice.point)
+                state.compute_points += _bound_batches(run, facts, choice.point, probe)
+                if not state.ceilings[-1].verified:
+                    probes[choice.chosen.precision] = probe
+            run.journal.save()
+    return probes
+
+
+def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
+    """Freeze what the study searches, and settle the user's own configuration."""
+    state, config, can_pin = run.state, run.state.config, run.state.device.kind == "cuda"
+    if not state.batch_sizes:  # else they are of before an interruption, and the study has them
+        yours, notes = baseline(config.yours, facts, state.recipes, state.ceilings, can_pin=can_pin)
+        state.yours = yours
+        run.journal.note(*notes)
+        state.batch_sizes = batch_sizes(config, facts, yours.batch_size, state.recipes, state.ceilings)
+        state.num_workers = worker_counts(config, facts, yours.loader.num_workers, state.host.num_usable_cores)
+        run.journal.save()
+    usual = facts.own_loader or USUAL
+    (prefetch_factor,) = fixed_or(config, "prefetch_factor", (usual.prefetch_factor,))
+    (in_order,) = fixed_or(config, "in_order", (usual.in_order,))
+    (persistent,) = fixed_or(config, "persistent_workers", (True,))
+    return SearchSpace(
+        batch_sizes=state.batch_sizes,
+        num_workers=state.num_workers,
+        pin_memory=fixed_or(config, "pin_memory", (False, True) if can_pin else (False,)),
+        recipes={choice.chosen.precision: choice.chosen for choice in state.recipes},
+        ceilings=largest_batches(config, state.ceilings),
+        others=replace(USUAL, prefetch_factor=prefetch_factor, in_order=in_order, persistent_workers=persistent),
+    )
 
 
 def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
-    config, until_s = run.config, run.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
+    config, budget = run.state.config, run.budget
+    until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
     bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
     chosen = choose_recipes(
         run.training,
@@ -77,7 +110,7 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
         largest=min(bounds, default=None),
         time_budget_s=config.time_budget_s,
         memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
-        spare_s=lambda: until_s - run.clock.now(),
+        spare_s=lambda: until_s - budget.clock.now(),
     )
     if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
         chosen = compile_recipes(
@@ -85,41 +118,38 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
             chosen,
             time_budget_s=config.time_budget_s,
             asked_for="compile" not in config.tune,
-            left_s=lambda: run.left_s,
+            left_s=lambda: budget.left_s,
         )
-    run.recipes = chosen.choices
-    run.note(*chosen.notes)
+    run.state.recipes = chosen.choices
+    run.journal.note(*chosen.notes)
     needed_s = compiling_seconds(chosen.choices)
-    if needed_s > COMPILE_SHARE * max(0.0, run.left_s):
-        run.note(
+    if needed_s > COMPILE_SHARE * max(0.0, budget.left_s):
+        run.journal.note(
             f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
             f"budget of {seconds_text(config.time_budget_s)} is left for the search. Raise --time-budget, "
             "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
         )
     for choice in chosen.choices:
-        run.tell(recipe_line(choice))
+        run.journal.tell(recipe_line(choice))
 
 
-def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> tuple[ComputePoint, ...]:
+def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint, probe: MemoryProbe) -> tuple[ComputePoint, ...]:
     """Find the memory ceiling of a recipe: predicted; verified where the user named a size that is above the safe one.
     Returns the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe
     ran."""
-    probe = _probe(run, facts, point)
-    found = probe.bound()
-    if (run.config.named_batch_size or 0) > found.safe_batch_size:
+    state, journal, found = run.state, run.journal, probe.bound()
+    if (state.config.named_batch_size or 0) > found.safe_batch_size:
         found = probe.verify()
-    if not found.verified:
-        run.probes[found.precision] = probe
-    run.ceilings.append(described(found, facts, run.host, run.device))
-    run.tell(_ceiling_line(found, run.device))
-    ended_s, curve = run.clock.now(), [point]
+    state.ceilings.append(described(found, facts, state.host, state.device))
+    journal.tell(_ceiling_line(found, state.device))
+    ended_s, curve = run.budget.clock.now(), [point]
     for report in found.probes:
         if report.fits and report.step_s is not None:
             size, step_s = report.batch_size, report.step_s
             step = Window(start_s=ended_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
             curve.append(ComputePoint(recipe=point.recipe, batch_size=size, windows=(step,), num_timings=0))
     best = max(curve, key=lambda point: point.samples_per_s)
-    run.tell(
+    journal.tell(
         f"{precision_name(found.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
         f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
     )
@@ -130,7 +160,7 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     """Of the recipe of `point`. A step that a predicted ceiling is read off takes `STEP_S` at most: larger batches
     follow from the line through smaller ones, which costs no step of minutes where a CPU trains."""
     step_s, large = {point.batch_size: point.quickest_step_s}, LARGE * point.batch_size
-    caps = caps_of(facts, run.config.max_batch_size, run.host_now())
+    caps = caps_of(facts, run.state.config.max_batch_size, run.host_now())
     return MemoryProbe(run.training, point.recipe, caps, smallest=facts.smallest_batch, step_s=step_s, large=large)
 
 
@@ -143,35 +173,36 @@ def caps_of(facts: WorkloadFacts, max_batch_size: int | None, host: HostFacts) -
     return {limit: size for limit, size in caps.items() if size is not None}
 
 
-def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
+def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mapping[Precision, MemoryProbe]) -> None:
     """Verify the ceiling of the precision that the search found fastest: run its sizes, and replace it.
 
     Left out where the ceiling is verified, where the size about to win is no larger than one that the probe ran, where
     finalists ran before an interruption, and where time is short. A size that fails is data. The predicted ceiling
     stays where the probe itself fails.
     """
-    ranked = [] if run.confirmed else search.ranked()
+    state, journal = run.state, run.journal
+    ranked = [] if state.confirmed else search.ranked()
     precision = ranked[0].precision if ranked else None
-    predicted = next((c for c in run.ceilings if c.precision == precision and not c.verified), None)
+    predicted = next((c for c in state.ceilings if c.precision == precision and not c.verified), None)
     if predicted is None or any(p.fits and p.batch_size >= ranked[0].batch_size for p in predicted.probes):
         return
-    if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.config.time_budget_s, run.spare_s):
-        run.note(
+    if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.budget.total_s, run.budget.spare_s):
+        journal.note(
             f"The largest batch size of {precision} is predicted and was not verified, because that takes "
             f"{seconds_text(verifying_seconds(predicted))}. Raise --time-budget."
         )
         return
-    with run.stage("verify"):
-        choice = next(each for each in run.recipes if each.chosen.precision == precision)
-        probe = run.probes.get(predicted.precision) or _probe(run, facts, choice.point)
+    with journal.stage("verify"):
+        choice = next(each for each in state.recipes if each.chosen.precision == precision)
+        probe = probes.get(predicted.precision) or _probe(run, facts, choice.point)
         try:
-            ceiling = described(probe.verify(), facts, run.host, run.device)
+            ceiling = described(probe.verify(), facts, state.host, state.device)
         except (WorkloadError, TrainingError) as error:
-            run.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
+            journal.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
             return
-        run.ceilings[run.ceilings.index(predicted)] = ceiling
-        run.save()
-        run.tell(_ceiling_line(ceiling, run.device))
+        state.ceilings[state.ceilings.index(predicted)] = ceiling
+        journal.save()
+        journal.tell(_ceiling_line(ceiling, state.device))
 
 
 def described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
@@ -214,23 +245,24 @@ _RESUMED = "This run was resumed"
 def restore(run: Run) -> None:
     """Put what was found before into `run`. Raises ResultError where that run had ended, or where this is not the same
     machine or the same job."""
-    kept = read_run(run.folder)
+    state, journal, folder = run.state, run.journal, run.journal.folder
+    kept = read_run(folder)
     if kept.ended:
-        raise ResultError(f"The run in {run.folder} went to its end, so nothing is left of it to resume. Run again.")
-    ram = [each.host.ram_total_bytes for each in (kept, run)]
+        raise ResultError(f"The run in {folder} went to its end, so nothing is left of it to resume. Run again.")
+    ram = [each.host.ram_total_bytes for each in (kept, state)]
     is_less = ram[0] - ram[1] > _SAME_RAM * ram[0]
     less = f"the RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}" if is_less else None
-    _refuse_unlike(_identity(kept, kept.facts), _identity(run, kept.facts), less)
+    _refuse_unlike(_identity(kept, kept.facts), _identity(state, kept.facts), less)
     for each in fields(Resumable):
         if each.kw_only:  # the others are of this part
-            setattr(run, each.name, getattr(kept, each.name))
-    run.training.num_trainings = len(run.trials) + len(run.confirmed)
+            setattr(state, each.name, getattr(kept, each.name))
+    run.training.num_trainings = len(state.trials) + len(state.confirmed)
     with suppress(ResultError):  # there is none that could be read
-        run.earlier = load_result(run.folder / RESULT_FILE)
-    run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
+        state.earlier = load_result(folder / RESULT_FILE)
+    journal.notes = [note for note in state.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
     before = counted(len(kept.trials) + len(kept.confirmed), "measurement")
-    run.notes.append(f"{_RESUMED}, with {before} made before. The time taken is that of this part alone.")
-    run.tell(run.notes[-1])
+    journal.notes.append(f"{_RESUMED}, with {before} made before. The time taken is that of this part alone.")
+    journal.tell(journal.notes[-1])
 
 
 def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:

@@ -11,15 +11,16 @@ from typing import Literal
 
 from loadtune import __version__
 from loadtune.errors import DeviceError, ResultError, TrainingError, UsageError, WorkloadError
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records.answer import chosen_winner, compute_fraction, finalist_of
 from loadtune.records.facts import Device, HostFacts
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, TuningResult, Winner
-from loadtune.report.compare import Comparison, compare, mean_of, ratio_of
+from loadtune.report.compare import Comparison, compare
 from loadtune.run import Run
-from loadtune.search.segment import timed
+from loadtune.run.measure import Measuring
+from loadtune.run.state import State
+from loadtune.statistics.interval import Interval, mean_of, ratio_of
 from loadtune.training import TrainingClient
 from loadtune.units import counted, percent_text, seconds_text
 
@@ -83,8 +84,9 @@ def check_baseline(
     training = TrainingClient(baseline.config.workload, device)
     with training, Sampler(device, lambda: training.pid) as sensor:
         training.start()
-        run = Run(baseline.config, host, device, __version__, MonotonicClock(), training, sensor, Path(), lambda: host)
-        return check_on(run, baseline, tolerance_fraction, time_budget_s, keep_batch_size, tell)
+        state = State(baseline.config, host, device, __version__)
+        measuring = Run(state, MonotonicClock(), training, sensor, Path(), lambda: host).measuring
+        return check_on(measuring, baseline, tolerance_fraction, time_budget_s, keep_batch_size, tell)
 
 
 def same_device(baseline: TuningResult, host: HostFacts) -> Device:
@@ -105,7 +107,7 @@ def same_device(baseline: TuningResult, host: HostFacts) -> Device:
 
 def answer_of(baseline: TuningResult, *, keep_batch_size: bool = False) -> Finalist:
     """Its runs of the confirmation. Raises ResultError where it is not confirmed, or nothing ran twice."""
-    found = finalist_of(baseline, chosen_winner(baseline, keep_batch_size=keep_batch_size).config)
+    found = finalist_of(baseline.finalists, chosen_winner(baseline, keep_batch_size=keep_batch_size))
     if found is None or all(len(each.runs) < 2 for each in baseline.finalists):
         raise ResultError(
             f"The run of {baseline.created} confirmed its answer by one run, and no other finalist by more, so its"
@@ -141,7 +143,7 @@ def judged(ratio: Interval, num_runs: int, tolerance_fraction: float) -> tuple[O
 
 
 def check_on(
-    run: Run,
+    measuring: Measuring,
     baseline: TuningResult,
     tolerance_fraction: float,
     time_budget_s: float,
@@ -149,45 +151,48 @@ def check_on(
     tell: Tell,
 ) -> Check:
     """`check_baseline` over any training, sensor and clock."""
-    answer, clock = answer_of(baseline, keep_batch_size=keep_batch_size), run.clock
-    then, config = mean_of(answer.runs, [each.seen for each in baseline.finalists]), answer.config
+    answer, clock = answer_of(baseline, keep_batch_size=keep_batch_size), measuring.budget.clock
+    journal, state, training = measuring.journal, measuring.journal.state, measuring.training
+    then, config = answer.mean_among(baseline.finalists), answer.config
     outcome: Outcome = "unclear"
     runs, reason, longest_s = list[Measurement](), "", 0.0
     # Segments are as long as those of the confirmation were, or a share of the time.
     most_s = min(baseline.config.time_budget_s, SEGMENTS * time_budget_s)
-    run.config = replace(baseline.config, time_budget_s=most_s)
+    measuring.budget = replace(measuring.budget, total_s=most_s)
     try:
-        with run.stage("confirm"):
-            run.facts = run.training.describe()
-            warm = run.training.time_compute(config.recipe, config.batch_size, COMPUTE_S)
-            run.compute_points = (warm,) if isinstance(warm, ComputePoint) else ()
-            until_s = run.started_s + time_budget_s + sum(point.compile_s or 0.0 for point in run.compute_points)
+        with journal.stage("confirm"):
+            state.facts = training.describe()
+            measuring.epoch_samples = state.facts.dataset_length
+            warm = training.time_compute(config.recipe, config.batch_size, COMPUTE_S)
+            state.compute_points = (warm,) if isinstance(warm, ComputePoint) else ()
+            compile_s = sum(point.compile_s or 0.0 for point in state.compute_points)
+            until_s = measuring.budget.began_s + time_budget_s + compile_s
             while not runs or (outcome == "unclear" and clock.now() + longest_s <= until_s):
                 begun = clock.now()
-                measured = timed(run, config)
+                measured = measuring.timed(config)
                 if isinstance(measured, TrialFailure):
                     why = f"Run {len(runs) + 1} failed ({measured.kind}): {measured.message}"
                     return Check(outcome="unclear", reason=why)
                 runs.append(measured)
                 longest_s = max(longest_s, clock.now() - begun)
-                outcome, reason = judged(ratio_of(then, mean_of(runs)), len(runs), tolerance_fraction)
+                now = mean_of([run.samples_per_s for run in runs])
+                outcome, reason = judged(ratio_of(then, now), len(runs), tolerance_fraction)
                 share = percent_text(measured.samples_per_s / then.value)
                 tell(f"run {len(runs)}: {share} of the baseline's samples/s")
     except (WorkloadError, TrainingError) as error:
         return Check(outcome="unclear", reason=f"The answer could not be measured here: {error}")
-    now = mean_of(runs)
-    run.config = replace(baseline.config, time_budget_s=time_budget_s)
-    run.finalists = (Finalist(config=config, runs=tuple(runs), half_width_fraction=now.half_width_fraction),)
-    run.confirmed_whole = True
-    run.best = Winner(
+    state.config = replace(baseline.config, time_budget_s=time_budget_s)
+    state.finalists = (Finalist(config=config, runs=tuple(runs), half_width_fraction=now.half_width_fraction()),)
+    state.confirmed_whole = True
+    state.best = Winner(
         config=config,
         samples_per_s=now.value,
-        half_width_fraction=now.half_width_fraction,
-        compute_fraction=compute_fraction(run.compute_points, config, now.value),
+        half_width_fraction=now.half_width_fraction(),
+        compute_fraction=compute_fraction(state.compute_points, config, now.value),
     )
-    run.best_at_your_batch = run.best if keep_batch_size else None
-    run.note(f"Measured again: the answer of the run of {baseline.created}. Nothing else was tried.")
-    result = run.result()
+    state.best_at_your_batch = state.best if keep_batch_size else None
+    journal.note(f"Measured again: the answer of the run of {baseline.created}. Nothing else was tried.")
+    result = journal.result()
     return Check(
         outcome=outcome,
         reason=reason,

@@ -1,28 +1,27 @@
-"""The command line: options to a `TuneConfig`, a result to the terminal. Only the `cli` modules and `ending` print or
-exit.
+"""The command line: options to a `TuneConfig`, a result to the terminal. Only `cli` modules and `ending` print or exit.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user can correct; 129 SIGHUP; 130 Ctrl-C; 141
 the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they are used, so that ``--help`` is quick.
 """
 
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from loadtune import __version__
+from loadtune.__main__ import main as main
 from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
 from loadtune.cli_results import compare, export, report
-from loadtune.ending import exit_code, lasting_streams, show, termination_as_interruption, told_plainly
+from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption, told_plainly
 from loadtune.errors import UsageError
 from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import TuneConfig
+from loadtune.records.result import TuningResult
 
 app = typer.Typer(
     help="Find the DataLoader settings, batch size and precision that train the most samples per second here.",
@@ -45,26 +44,6 @@ Examples:
   loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
     --time-budget 120 --precision bf16
   loadtune run --resume"""
-
-
-def main() -> None:
-    """Entry point of the ``loadtune`` command."""
-    lasting_streams()
-    _warn_of_another_distribution()
-    app(prog_name="loadtune")
-
-
-def _warn_of_another_distribution() -> None:
-    """On PyPI, ``loadtune`` is another project, with files of the same names. importlib.metadata would take 0.1 s."""
-    with suppress(OSError):
-        for name in os.listdir(Path(__file__).parents[1]):
-            if name.startswith("loadtune-") and name.endswith(".dist-info"):
-                typer.echo(
-                    f"warning: {name.removesuffix('.dist-info').replace('-', ' ')} is installed in the same folder as"
-                    " torch-loadtune. On PyPI, loadtune is an unrelated project with files of the same names. Run"
-                    " `pip uninstall loadtune torch-loadtune`, then install torch-loadtune again.",
-                    err=True,
-                )
 
 
 def _print_version(asked: bool) -> None:
@@ -102,13 +81,12 @@ def run(
     of its own. Ctrl-C ends the run early and keeps what was measured.
     """
     with told_plainly(verbose):
-        from loadtune.host import choose_device, read_host
+        from loadtune.host.machine import choose_device, read_host
         from loadtune.report import store
         from loadtune.report.live import LiveDisplay
         from loadtune.report.machine import machine_line
         from loadtune.report.page.write import PAGE_FILE
         from loadtune.report.terminal_answer import terminal_answer
-        from loadtune.run import RUN_FILE
         from loadtune.tuner import tune_config
 
         given, folder, kept = settings(TABLE, words), None, TuneConfig()
@@ -133,7 +111,7 @@ def run(
             result = tune_config(config, place, display, resume=folder is not None)
         if not (json and quiet):
             report = place / (PAGE_FILE if (place / PAGE_FILE).exists() else store.RESULT_FILE)
-            can_go_on = result.cut_short is not None and (place / RUN_FILE).exists()
+            can_go_on = result.cut_short is not None and (place / store.RUN_FILE).exists()
             goes_on = f"loadtune run --resume {quote(str(place))}" if can_go_on else None
             typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
         if json:
@@ -142,9 +120,17 @@ def run(
             raise typer.Exit(code)
 
 
+def exit_code(result: TuningResult) -> int:
+    """Of a run that left a result: an interruption outweighs what was confirmed before it."""
+    if result.interrupted_by is not None:
+        return interruption_code(result.interrupted_by)
+    return 0 if result.best is not None else NO_ANSWER
+
+
 def _resumed(where: str) -> tuple[Path, TuneConfig]:
     """The run's folder and its config."""
-    from loadtune.run import newest_run, read_run
+    from loadtune.report.store import newest_run
+    from loadtune.run.state import read_run
 
     folder = newest_run(Path(where))
     config = read_run(folder, to_import=True).config
@@ -176,7 +162,7 @@ def doctor(
       CUDA_VISIBLE_DEVICES=$(loadtune doctor --freest-gpu) python train.py
     """
     with told_plainly(verbose):
-        from loadtune import host as machine
+        from loadtune.host import machine
         from loadtune.report.machine import banner, telemetry_rows
         from loadtune.report.store import as_json
         from loadtune.report.tables import banner_text
@@ -196,4 +182,5 @@ def doctor(
 for _command in (memory, report, export, compare):
     app.command(cls=PanelCommand)(_command)
 _theirs = {"allow_interspersed_args": False, "ignore_unknown_options": True}  # so that exec_ can say what has them
+exec_.__annotations__ = get_type_hints(exec_, globals(), include_extras=True)
 app.command("exec", cls=PanelCommand, context_settings=_theirs)(exec_)

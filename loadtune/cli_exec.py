@@ -1,6 +1,7 @@
 """``loadtune exec``: a training script as it is, with its loaders tuned while it trains."""
 
-import difflib
+from __future__ import annotations  # text until typer is asked: importing it takes longer than all that is done here
+
 import json
 import os
 import signal
@@ -12,35 +13,33 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from loadtune.cli_options import Verbose
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
-from loadtune.options import number_of
 
 if TYPE_CHECKING:
+    import typer
+
+    from loadtune.cli_options import Verbose
     from loadtune.inflight.environment import Options
 
 _INJECTED = Path(__file__).parent / "inflight" / "inject"
 _FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
-_OPTIONS = ("--out", "--max-workers", "--freeze", "--exact", "--dry-run", "--until-tuned", "--replay", "--verbose")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command that trains, after --.")],
+    *,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json, a record of each loader, into it."),
     ] = None,
     max_workers: Annotated[str | None, typer.Option(metavar="N", help="Most workers of one loader.")] = None,
     freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Do not tune this loader: its dataset's class, or FILE:LINE."),
-    ] = None,
+        list[str], typer.Option(metavar="NAME", help="Do not tune this loader: its dataset's class, or FILE:LINE.")
+    ] = [],  # noqa: B006 - typer's way to say that it may be given several times
     exact: Annotated[bool, typer.Option("--exact", help="Do not tune loaders that draw random numbers.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and advise; change no loader.")] = False,
     until_tuned: Annotated[
@@ -51,7 +50,7 @@ def exec_(
         ),
     ] = False,
     replay: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Change workers when and as an inflight.json records.")
+        str | None, typer.Option(metavar="FILE", help="Change workers when and as an inflight.json records.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -70,52 +69,75 @@ def exec_(
       loadtune exec --replay tuned/inflight.json -- python train.py
     """
     with told_plainly(verbose):
-        from loadtune.inflight import account
+        from loadtune.inflight import files
         from loadtune.inflight.environment import Options
 
         if sys.platform != "linux":
             raise UsageError(f"loadtune runs on Linux, and this is {sys.platform}. Use a Linux machine or container.")
         if replay is not None:
             try:
-                account.read(replay)
+                files.read(Path(replay))
             except (OSError, ValueError) as error:
                 why = f"{replay} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
                 raise UsageError(f"--replay: {why}. Name an inflight.json of `loadtune exec --out`.") from None
         if command[0].startswith("-"):
+            import difflib
+
             why = (
                 "It sets only the number of workers, while your command trains. `loadtune run` compares batch sizes "
                 "and precisions; `loadtune exec --help` lists the options."
             )
-            near = difflib.get_close_matches(command[0], _OPTIONS, 1)
+            near = difflib.get_close_matches(command[0], _USUAL, 1)
             todo = f"Did you mean {near[0]}?" if near else why
             raise UsageError(f"`loadtune exec` has no option {command[0]}. {todo}")
+        if max_workers is not None:
+            from loadtune.options import number_of
         options = Options(
             max_workers=None if max_workers is None else number_of("--max-workers", int, max_workers, 1),
-            freeze=tuple(freeze or ()),
+            freeze=tuple(freeze),
             exact=exact,
             dry_run=dry_run,
             until_tuned=until_tuned,
-            replay=None if replay is None else str(replay.absolute()),
+            replay=None if replay is None else str(Path(replay).absolute()),
         )
         try:
             if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
+                Path(out).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--out: {error}. Name a folder that can be written.") from None
         try:
-            code = _run_tuned(command, options, out)
+            code = _run_tuned(command, options, None if out is None else Path(out))
         except OSError as error:
             own = f"Give a command after --, as in: loadtune exec -- python {command[0]}"
             raise UsageError(f"{command[0]} cannot be run ({error.strerror}). {own}") from None
     _end_as(code)
 
 
-def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> int:
+_USUAL = {f"--{name.replace('_', '-')}": usual for name, usual in (exec_.__kwdefaults__ or {}).items()}
+"""Each option, and its value where it is not given."""
+
+
+def read(words: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of `exec_` on a command line. None: typer is to read it, for help, a short form or an error."""
+    found, left = dict[str, Any](), list(words)
+    while left and left[0].startswith("-") and left[0] != "--":
+        flag, equals, value = left.pop(0).partition("=")
+        name, usual = flag[2:].replace("-", "_"), _USUAL.get(flag)
+        if usual is not False and not equals and left:
+            value = left.pop(0)
+        if flag not in _USUAL or (equals if usual is False else not value or value.startswith("-")):
+            return None
+        found[name] = True if usual is False else [*found.get(name, ()), value] if usual == [] else value
+    command = left[left[:1] == ["--"] :]
+    return {"command": command, **found} if command else None
+
+
+def _run_tuned(command: Sequence[str], options: Options, out: Path | None) -> int:
     """Run a command with the hook in all Python processes that it starts, and say at the end what was found.
 
     Returns its exit code; minus a signal's number where that ended it. Raises OSError where it cannot be started.
     """
-    from loadtune.inflight import account as told
+    from loadtune.inflight import files, words
     from loadtune.inflight.environment import EXEC_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="loadtune-", ignore_cleanup_errors=True) as name:
@@ -123,34 +145,35 @@ def _run_tuned(command: Sequence[str], options: "Options", out: Path | None) -> 
         ours = replace(options, folder=name, launcher=(socket.gethostname(), os.getpid()))
         path = f"{_INJECTED}{os.pathsep}{before}" if before else str(_INJECTED)
         variables = {"PYTHONPATH": path, EXEC_VARIABLE: json.dumps(asdict(ours))}
-        if (cache := os.environ.get(told.CACHE_VARIABLE)) is not None:
-            variables[told.CACHE_VARIABLE] = os.path.abspath(cache)  # the script may go to another folder
+        if (cache := os.environ.get(files.CACHE_VARIABLE)) is not None:
+            variables[files.CACHE_VARIABLE] = os.path.abspath(cache)  # the script may go to another folder
         code = _run(command, os.environ | variables)
-        with told.ending():
+        with words.ending():
             _tell(Path(name), options, out)
     return code
 
 
-def _tell(folder: Path, options: "Options", out: Path | None) -> None:
+def _tell(folder: Path, options: Options, out: Path | None) -> None:
     """Say what the processes found, and write it. The first file that cannot be read is named; the others count."""
-    from loadtune.inflight import account as told
+    from loadtune.inflight import files, words
+    from loadtune.inflight.account import Account
 
-    found, unread = list[told.Account](), list[str]()
+    found, unread = list[Account](), list[str]()
     for path in sorted(folder.glob("*.json")):
         try:
-            found += told.read(path)
+            found += files.read(path)
         except (OSError, ValueError) as error:
             unread.append(f"what process {path.stem} found is left out: {error}.")
-    for line in [*told.summary(found), *unread[:1]] or [_why_nothing(folder)]:
-        told.print_line(line)
+    for line in [*words.summary(found), *unread[:1]] or [_why_nothing(folder)]:
+        words.print_line(line)
     known = {part for each in found for part in each.name.split(" at ")}
     for unknown in set(options.freeze) - known if found else ():
-        told.print_line(f"--freeze {unknown}: no loader has this name.")
+        words.print_line(f"--freeze {unknown}: no loader has this name.")
     if out is not None:
         try:
-            told.write(found, out)
+            files.write(found, out)
         except OSError as error:
-            told.print_line(f"--out {out}: the result could not be written ({error.strerror}).")
+            words.print_line(f"--out {out}: the result could not be written ({error.strerror}).")
 
 
 def _end_as(code: int) -> None:

@@ -1,4 +1,4 @@
-"""``loadtune memory``: where the memory of a training step goes. In: options. Out: a `FootprintReport` on the terminal.
+"""``loadtune memory``: where the memory of a training step goes.
 
 An estimate is made in this process: nothing is trained, and no CUDA context is created. A training measures on a GPU.
 torch is imported within the command, with `loadtune.footprint`, so that ``--help`` stays fast.
@@ -105,7 +105,7 @@ def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
 
 def _gpu(requested: str | None) -> Device | None:
     """Where to measure. None: there is no GPU; a line on stderr says so."""
-    from loadtune.host import choose_device, read_host
+    from loadtune.host.machine import choose_device, read_host
 
     chosen = choose_device(read_host(), requested)
     if chosen.kind == "cuda":

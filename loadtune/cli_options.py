@@ -48,7 +48,6 @@ def takes(rows: Iterable[Row]) -> Callable[[F], F]:
 
 
 def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were given on the command line."""
     given = {row: words[row.name] for row in rows if words.get(row.name) not in (None, [], ())}
     return {row.name: parsed(row, value) for row, value in given.items()}
 

@@ -5,7 +5,7 @@ Only ``compare --measure`` measures. None loads torch in this process. Heavy mod
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_i
 from loadtune.errors import UsageError
 from loadtune.options import number_of, one_of, share_of
 from loadtune.records.config import TuneConfig
+
+if TYPE_CHECKING:
+    from loadtune.checking import Check
 
 UNCLEAR = 3
 """Exit code of ``compare --measure --strict`` where the interval does not tell."""
@@ -67,7 +70,7 @@ def report(
     with told_plainly(verbose):
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
             raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
-        from loadtune.inflight.account import LEARNT_COLUMNS, learnt_rows
+        from loadtune.inflight.files import LEARNT_COLUMNS, learnt_rows
         from loadtune.report.page.write import PAGE_FILE, write_board, write_page
         from loadtune.report.store import load_result, result_files
         from loadtune.report.tables import Table, View, view_text
@@ -217,25 +220,25 @@ def compare(
         if measure:
             allowed = share_of("--tolerance", tolerance)
             seconds = number_of("--time-budget", float, time_budget, 5)
-            outcome = _measure(before, allowed, seconds, out, keep_batch_size, json=json, quiet=quiet)
-            raise typer.Exit({"held": 0, "fell": NO_ANSWER}.get(outcome, UNCLEAR if strict else 0))
-        found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
-        if json:
-            typer.echo(as_json(found).decode(), nl=False)
+            check = _measure(before, allowed, seconds, out, keep_batch_size, quiet=quiet)
+            found, words = check.comparison, f"{check.outcome.capitalize()}. {check.reason}\n"
+            record: object = {"outcome": check.outcome, "reason": check.reason, "comparison": found}
+            code = {"held": 0, "fell": NO_ANSWER}.get(check.outcome, UNCLEAR if strict else 0)
         else:
+            record = found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
+            words, code = "", NO_ANSWER if found.ratio is None else 0
+        if found is not None and not json:
             show(view_text(view(found)))
-        if found.ratio is None:
-            raise typer.Exit(NO_ANSWER)
+        typer.echo(as_json(record).decode() if json else words, nl=False)
+        raise typer.Exit(code)
 
 
 def _measure(
-    before: Path, tolerance: float, time_budget_s: float, out: Path, keep_batch_size: bool, *, json: bool, quiet: bool
-) -> str:
-    """Whether it held, fell or is unclear."""
+    before: Path, tolerance: float, time_budget_s: float, out: Path, keep_batch_size: bool, *, quiet: bool
+) -> "Check":
+    """Measures the best of a result again, and stores that."""
     from loadtune.checking import check_baseline
-    from loadtune.report.compare import view
-    from loadtune.report.store import as_json, load_result, run_folder, write_result
-    from loadtune.report.tables import view_text
+    from loadtune.report.store import load_result, run_folder, write_result
 
     stored = load_result(before, to_import=True)
     with termination_as_interruption():
@@ -249,13 +252,4 @@ def _measure(
     if found.result is not None:
         with run_folder(None, out, stored.config.workload.label) as folder:
             typer.echo(f"Result: {write_result(found.result, folder)}", err=True)
-    if json:
-        typer.echo(
-            as_json({"outcome": found.outcome, "reason": found.reason, "comparison": found.comparison}).decode(),
-            nl=False,
-        )
-    else:
-        if found.comparison is not None:
-            show(view_text(view(found.comparison)))
-        typer.echo(f"{found.outcome.capitalize()}. {found.reason}")
-    return found.outcome
+    return found

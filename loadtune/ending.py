@@ -1,7 +1,6 @@
 """What a command prints, and how it ends: its exit code, one message, no traceback of ours.
 
-In: what rich renders, whatever a command raised, or a signal. Out: lines on a stream and a `typer.Exit`. Apart from the
-`cli` modules, which are about what is asked; no others print or exit. rich is loaded on first use.
+`loadtune exec` has it, too: it loads little.
 """
 
 import errno
@@ -13,13 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO, TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-import typer
-
 from loadtune.errors import LoadtuneError, WorkloadError
-from loadtune.records.result import TuningResult
 from loadtune.units import plain
 
 if TYPE_CHECKING:
@@ -28,13 +25,6 @@ if TYPE_CHECKING:
 NO_ANSWER, USER_CAN_MEND, READER_GONE = 1, 2, 128 + signal.SIGPIPE
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 """What a job scheduler, ``docker stop`` or a terminal that closes sends."""
-
-
-def exit_code(result: TuningResult) -> int:
-    """Of a run that left a result: an interruption outweighs what was confirmed before it."""
-    if result.interrupted_by is not None:
-        return interruption_code(result.interrupted_by)
-    return 0 if result.best is not None else NO_ANSWER
 
 
 @contextmanager
@@ -47,22 +37,22 @@ def told_plainly(verbose: bool) -> Iterator[None]:
             raise lost
     except BrokenPipeError:
         to_nowhere(sys.stdout)
-        raise typer.Exit(READER_GONE) from None
+        raise SystemExit(READER_GONE) from None
     except OSError as error:
         if getattr(sys.stdout, "lost", None) is not error:
             raise
-        typer.echo(f"error: The output could not be written ({error.strerror}). Free some space.", err=True)
-        raise typer.Exit(USER_CAN_MEND) from None
+        print(f"error: The output could not be written ({error.strerror}). Free some space.", file=sys.stderr)
+        raise SystemExit(USER_CAN_MEND) from None
     except KeyboardInterrupt as interruption:
-        typer.echo("Interrupted. No result was written.", err=True)
-        raise typer.Exit(interruption_code(str(interruption))) from None
+        print("Interrupted. No result was written.", file=sys.stderr)
+        raise SystemExit(interruption_code(str(interruption))) from None
     except LoadtuneError as error:
         if verbose:
             traceback.print_exception(error)
         if isinstance(error, WorkloadError) and error.user_traceback:
-            typer.echo(plain(error.user_traceback.rstrip("\n")), err=True)
-        typer.echo(f"error: {plain(str(error))}", err=True)
-        raise typer.Exit(USER_CAN_MEND) from None
+            print(plain(error.user_traceback.rstrip("\n")), file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
+        raise SystemExit(USER_CAN_MEND) from None
 
 
 @contextmanager
@@ -159,6 +149,19 @@ def lasting_streams() -> None:
         sys.stdout = PlainStream(sys.stdout.detach(), encoding, errors="replace", line_buffering=os.isatty(1))
     unbuffered = FileIO(2, "w", closefd=False)
     sys.stderr = LastingStream(unbuffered, sys.stderr.encoding, errors="replace", write_through=True)
+
+
+def warn_of_another_distribution() -> None:
+    """On PyPI, ``loadtune`` is another project, with files of the same names. importlib.metadata would take 0.1 s."""
+    with suppress(OSError):
+        for name in os.listdir(Path(__file__).parents[1]):
+            if name.startswith("loadtune-") and name.endswith(".dist-info"):
+                print(
+                    f"warning: {name.removesuffix('.dist-info').replace('-', ' ')} is installed in the same folder as"
+                    " torch-loadtune. On PyPI, loadtune is an unrelated project with files of the same names. Run"
+                    " `pip uninstall loadtune torch-loadtune`, then install torch-loadtune again.",
+                    file=sys.stderr,
+                )
 
 
 def to_nowhere(stream: TextIO) -> None:

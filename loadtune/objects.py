@@ -1,7 +1,6 @@
 """A training job that was given as objects in Python: checked, named and packed for the training process.
 
-In: what a caller passed. Out: a `TuneConfig` that holds the names of the parts, and their bytes. Needs no torch until
-there is an object, and whoever has one has imported it.
+Needs no torch until there is an object, and whoever has one has imported it.
 """
 
 import sys
@@ -11,14 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from loadtune.errors import UsageError
 from loadtune.options import FLAGS, check, checked, fixed_of, one_of, with_settings
-from loadtune.records.config import (
-    PRECISIONS,
-    LiveObjects,
-    Precision,
-    TuneConfig,
-    WorkloadPart,
-    WorkloadSpec,
-)
+from loadtune.records.config import PRECISIONS, LiveObjects, Precision, TuneConfig, WorkloadPart, WorkloadSpec
 
 if TYPE_CHECKING:
     import torch

@@ -57,7 +57,6 @@ class Row:
 
 
 def _kind(annotation: Any) -> type:
-    """int, float, bool, tuple, or str for words."""
     inner = next((each for each in get_args(annotation) if type(None) in get_args(annotation)), annotation)
     found = get_origin(inner) or inner
     return found if found in (int, float, bool, tuple) else str
@@ -77,7 +76,6 @@ FLAGS = {row.name: row.flag for row in TABLE}
 
 
 def parsed(row: Row, words: Any) -> Any:
-    """The value that was given as these words."""
     if row.name == "fix":
         return fixed_of(words)
     if row.name == "max_gpu_memory_bytes":
@@ -93,7 +91,6 @@ def parsed(row: Row, words: Any) -> Any:
 
 
 def number_of(flag: str, kind: type, word: str, least: float | None = None, most: float | None = None) -> Any:
-    """The int or float that this word is."""
     try:
         return checked(flag, kind, kind(word), least, most)
     except ValueError:
@@ -131,7 +128,6 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 
 def _setting_of(name: str, word: str) -> Setting:
-    """The value of a dimension that ``--fix`` was given."""
     flag = f"--fix {name}"
     if name in _LEAST:
         return cast(int, number_of(flag, int, word, _LEAST[name]))
@@ -241,7 +237,6 @@ _RULED_OUT = (
 
 
 def _check_together(config: TuneConfig, given: Collection[str]) -> None:
-    """Refuse settings that rule each other out."""
     found = {row.name: row.flag for row in TABLE if row.name in given or row.value(config) not in (row.usual, "own")}
     found |= {word: word for word in (*(f"--fix {f.name}" for f in config.fix), *(f"--tune {n}" for n in config.tune))}
     for part, others, why in _RULED_OUT:
@@ -269,13 +264,12 @@ def _check_together(config: TuneConfig, given: Collection[str]) -> None:
 # In Python
 
 
-_KEYWORDS = {flag: name for name, flag in FLAGS.items()}
-
-
 def in_python(text: str) -> str:
     """With the keywords of `tune` in place of the command line's options."""
-    text = re.sub(r"(--[a-z-]+) FILE\.py:(\w+)", lambda found: f"{_KEYWORDS[found[1]]}={found[2]}", text)
-    return re.sub(r"--[a-z-]+", lambda found: _KEYWORDS.get(found[0], found[0]), text)
+    for name, flag in FLAGS.items():
+        text = re.sub(rf"{flag} FILE\.py:(?=\w)", f"{name}=", text)
+        text = re.sub(rf"{flag}(?![a-z-])", name, text)
+    return text
 
 
 @contextmanager

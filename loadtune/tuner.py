@@ -1,7 +1,7 @@
 """The story of a run, one line a stage: from the machine's facts to a confirmed answer. And `find_batch_size`, the
 largest batch alone, without a loader and a study.
 
-In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. Each stage keeps what it found in `Run`.
+In: a `TuneConfig`. Out: a `TuningResult`, also in the run's folder. Each stage keeps what it found in `State`.
 """
 
 import sys
@@ -12,28 +12,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.bottleneck import name_bottleneck
-from loadtune.calibration import calibrate, caps_of, described, restore, start, verify_memory
+from loadtune.bottleneck import searched_bottleneck
+from loadtune.calibration import calibrate, caps_of, described, restore, search_space, start, verify_memory
+from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
-from loadtune.final.doubts import note_loading
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.final.doubts import loading_notes
+from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.limits.memory import MemoryProbe, verifying_seconds
 from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.options import check, checked, in_python, one_of, python_names, whole
+from loadtune.records.answer import finalist_of
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Finalist, TuningResult
 from loadtune.report.live import LiveDisplay, NotebookDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.sentences import warning
-from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, run_folder, write_result
-from loadtune.run import RUN_FILE, Run
+from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, run_folder, write_result
+from loadtune.report.wording import warning
+from loadtune.run import Run
+from loadtune.run.journal import Journal
+from loadtune.run.state import State
 from loadtune.seams import Listener
-from loadtune.search.search import changes, hung, study
-from loadtune.search.space import search_space
+from loadtune.search.search import Search, changes, hung, known_job, study
 from loadtune.training import TrainingClient
 from loadtune.units import counted, plain, seconds_text
 
@@ -120,7 +123,8 @@ def tune_config(
             max_memory_bytes=config.max_gpu_memory_bytes,
         )
         with training, Sampler(device, lambda: training.pid) as sensor:
-            run = Run(config, host, device, __version__, MonotonicClock(), training, sensor, folder, read_host, told)
+            state = State(config, host, device, __version__)
+            run = Run(state, MonotonicClock(), training, sensor, folder, read_host, told)
             result = tune_on(run, resume=resume)
     if listener is None:
         lines = [*filter(None, [warning(result)]), f"the result and its report are in {folder}"]
@@ -133,20 +137,21 @@ def tune_config(
 
 def tune_on(run: Run, *, resume: bool = False) -> TuningResult:
     """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
-    with owned(run.folder):
-        run.training.finish_by(run.clock.now() + run.left_s)
+    state, journal, folder = run.state, run.journal, run.journal.folder
+    with owned(folder):
+        run.training.finish_by(run.budget.clock.now() + run.budget.left_s)
         if resume:
             restore(run)
-        run.aside(f"{LOG_FILE} is not written", lambda: (run.folder / LOG_FILE).open("ab").close())
+        journal.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
         try:
             _tell(run)
         except Exception as error:
-            run.cut_short = str(error)
-            if (run.trials or run.confirmed) and run.stage_name != "start":
+            state.cut_short = str(error)
+            if (state.trials or state.confirmed) and journal.stage_name != "start":
                 with suppress(ResultError):  # the error that came first says what to mend
-                    _keep(run)
+                    _keep(state, journal)
             raise
-        return _keep(run)
+        return _keep(state, journal)
 
 
 def _tell(run: Run) -> None:
@@ -154,59 +159,63 @@ def _tell(run: Run) -> None:
     try:
         story(run)
     except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
-        run.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
-        run.interrupted_by = str(interruption) or "SIGINT"
+        run.state.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
+        run.state.interrupted_by = str(interruption) or "SIGINT"
     except OutOfTimeError as end:
-        run.cut_short = ended_text(run, end)
-        if not run.timed:
-            message = f"{run.cut_short[0].upper()}{run.cut_short[1:]}."
+        run.state.cut_short = why = ended_text(run.state, run.journal, end)
+        if not run.state.timed:
+            message = f"{why[0].upper()}{why[1:]}."
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
 
 
-def ended_text(run: Run, end: OutOfTimeError) -> str:
+def ended_text(state: State, journal: Journal, end: OutOfTimeError) -> str:
     """Why the run was cut short. A larger budget is advised only where nothing hung."""
-    ended, failed = f"the time budget of {seconds_text(run.config.time_budget_s)} ended", hung(run)
+    ended, failed = f"the time budget of {seconds_text(state.config.time_budget_s)} ended", hung(state.failed)
     if end.stuck is not None:
         return (
             f"{ended}: {end.stuck}. Every sample has to return or raise: look for a lock, a download or a read without"
-            f" a timeout. The stacks are at the end of {run.folder / LOG_FILE}"
+            f" a timeout. The stacks are at the end of {journal.folder / LOG_FILE}"
         )
     if failed:
         return f"{ended} after {counted(len(failed), 'trial')} hung: {failed[-1].message.rstrip('.')}"
-    if not run.timed:
-        start, timing = (seconds_text(run.stage_seconds.get(name, 0.0)) for name in ("start", "calibrate"))
+    if not state.timed:
+        start, timing = (seconds_text(journal.stage_seconds.get(name, 0.0)) for name in ("start", "calibrate"))
         return (
             f"{ended} before anything was measured. Importing torch and building the workload took {start}, timing"
             f" precisions and batch sizes {timing}. Give a larger --time-budget, or run again on a quieter machine"
         )
-    stage = "confirmation" if run.stage_name == "confirm" else f"{run.stage_name} stage"
+    stage = "confirmation" if journal.stage_name == "confirm" else f"{journal.stage_name} stage"
     return f"{ended} in the {stage}. A larger --time-budget lets the run finish"
 
 
-def _keep(run: Run) -> TuningResult:
+def _keep(state: State, journal: Journal) -> TuningResult:
     """Write the page, then the result, with what there is to say of the page. An answer is on the disk before both; one
     of before the run was resumed stands where there is no other."""
-    run.aside("Whether samples came from the page cache was not found out", lambda: note_loading(run))
-    if run.best is None and run.earlier is not None and run.earlier.best is not None:
-        run.note(
-            f"The answer of {run.earlier.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged. {RUN_FILE} has "
-            "what was measured since, for the next --resume."
+    measured, sample_bytes = [each for _, each in state.timed], state.facts.sample_bytes if state.facts else 0
+    journal.aside(
+        "Whether samples came from the page cache was not found out",
+        lambda: journal.note(*loading_notes(measured, state.failed, state.host.ram_limit_bytes, sample_bytes)),
+    )
+    if state.best is None and state.earlier is not None and state.earlier.best is not None:
+        journal.note(
+            f"The answer of {state.earlier.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged. {RUN_FILE} "
+            "has what was measured since, for the next --resume."
         )
-        return run.result()
+        return journal.result()
     no_page = "The report page was not written"
     try:
-        run.aside(no_page, lambda: write_page(run.result(), run.folder / PAGE_FILE))
+        journal.aside(no_page, lambda: write_page(journal.result(), journal.folder / PAGE_FILE))
     except KeyboardInterrupt as interruption:
-        run.note(f"{no_page}: interrupted by {str(interruption) or 'Ctrl-C'}.")
-    result = run.result()
-    if run.best is None:
-        write_result(result, run.folder)
+        journal.note(f"{no_page}: interrupted by {str(interruption) or 'Ctrl-C'}.")
+    result = journal.result()
+    if state.best is None:
+        write_result(result, journal.folder)
     else:
-        run.aside(f"{RESULT_FILE} has the answer alone", lambda: write_result(result, run.folder))
-    if run.cut_short is None:
-        run.ended = True
+        journal.aside(f"{RESULT_FILE} has the answer alone", lambda: write_result(result, journal.folder))
+    if state.cut_short is None:
+        state.ended = True
         with suppress(ResultError):  # the result is there; a later --resume writes it again
-            run.save()
+            journal.save()
     return result
 
 
@@ -215,20 +224,26 @@ def story(run: Run) -> None:
 
     The answer is on the disk before it is explained. What fails then is a note.
     """
-    facts = start(run)
-    recipes = calibrate(run, facts)
-    searched = search_space(run, facts, recipes)
-    search = study(run, facts, searched)
-    searched = changes(run, facts, search)
-    if searched.codes:
-        search = study(run, facts, searched)
-    verify_memory(run, facts, search)
+    facts, state, journal = start(run), run.state, run.journal
+    probes = calibrate(run, facts)
+    search = study(run, facts, search_space(run, facts))
+    stack = changes(run, facts, search)
+    if stack is not None and stack.steps:
+        search = study(run, facts, replace(search.space, codes=stack.codes), stack)
+    verify_memory(run, facts, search, probes)
     try:
-        confirmation(run, search)
+        confirmation(run, search, stack)
     finally:  # also of an answer that was there when the time budget ended
-        if run.best is not None:
-            write_result(run.result(), run.folder)
-        run.aside("The bottleneck is not named", lambda: name_bottleneck(run, facts, search))
+        if state.best is not None:
+            write_result(journal.result(), journal.folder)
+        if (winner := finalist_of(state.finalists, state.best)) is not None:
+            journal.aside("The bottleneck is not named", lambda: name_bottleneck(state, facts, search, stack, winner))
+
+
+def name_bottleneck(state: State, facts: WorkloadFacts, search: Search, stack: Stack | None, winner: Finalist) -> None:
+    """Nothing is run for it."""
+    job = known_job(state, facts, search.space, stack)
+    state.bottleneck = searched_bottleneck(job, state.timed, winner, search.space, state.trials)
 
 
 # The largest batch alone

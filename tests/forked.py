@@ -39,8 +39,13 @@ class Forked:
         thread.join()
 
     def _fork(self, words, **given):
+        becoming, became = os.pipe()
         self.pid = os.fork()
-        if self.pid == 0:
+        if self.pid:
+            os.close(became)
+            os.read(becoming, 1)  # as Popen does: its group is not there before
+            os.close(becoming)
+        else:
             status = 1
             try:
                 become(words, **given)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import (
     Bottleneck,
@@ -19,6 +18,7 @@ from loadtune.records.result import (
     TuningResult,
 )
 from loadtune.report.store import load_result
+from loadtune.statistics.interval import Interval
 
 GOLDEN = Path(__file__).parent / "golden" / "result.json"
 NASTY = "<script>alert(1)</script>"

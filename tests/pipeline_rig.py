@@ -16,6 +16,7 @@ from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.run import Run
+from loadtune.run.state import State
 from loadtune.seams import Listener
 from loadtune.tuner import tune_on
 
@@ -40,8 +41,8 @@ def tune_fake(
     sensor, clock = sensor or FakeSensor(training.clock), training.clock
     config, host = config or ALL_TRIALS, host or fake_host()
     host_now = host_now or (lambda: host)
-    run = Run(config, host, device, __version__, clock, training, sensor, folder, host_now, listener)
-    return tune_on(run, resume=resume)
+    state = State(config, host, device, __version__)
+    return tune_on(Run(state, clock, training, sensor, folder, host_now, listener), resume=resume)
 
 
 @cache

@@ -152,8 +152,7 @@ def read(path):
 
 
 class Uint8Transfer(Remedy):
-    """Batches are sent to the GPU as bytes, which makes 32-bit floats there: a quarter of the bytes, and no floats in
-    the workers."""
+    """Batches are sent to the GPU as bytes, which makes floats there: a quarter of the bytes, no floats in workers."""
 
     name = "uint8_transfer"
     title = "send uint8 images, make floats on the GPU"

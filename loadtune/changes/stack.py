@@ -7,16 +7,17 @@ Out: combinations of them, which are searched and measured as all else is, and w
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, in_order, num_examined
 from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import Examined
 from loadtune.seams import Training
+from loadtune.statistics.interval import Interval
 
 WORTH_TRYING = 1.03
 """Expected gain from which on a change is tried."""
@@ -92,9 +93,10 @@ class Stack:
         return [step.remedy.name for step in self.steps]
 
     @property
-    def codes(self) -> list[tuple[str, ...]]:
-        """The combinations, which `applied` applies: each change with all before it."""
-        return [tuple(self.names[:number]) for number in range(1, len(self.steps) + 1)]
+    def codes(self) -> dict[str, Callable[[TrialConfig], TrialConfig | None]]:
+        """What applies each combination, a change with all before it, by its name."""
+        combinations = [self.names[:number] for number in range(1, len(self.steps) + 1)]
+        return {"+".join(in_order(names)): partial(applied, names, at=self.at) for names in combinations}
 
     @property
     def config(self) -> TrialConfig:
@@ -104,8 +106,8 @@ class Stack:
     def jobs(self, job: Job) -> tuple[Job, ...]:
         """As the model takes the combinations."""
         found = list[Job]()
-        for step, names in zip(self.steps, self.codes, strict=True):
-            job = replace(job_with(step, job, self.at) or job, changes=in_order(names))
+        for number, step in enumerate(self.steps, 1):
+            job = replace(job_with(step, job, self.at) or job, changes=in_order(self.names[:number]))
             found.append(job)
         return tuple(found)
 

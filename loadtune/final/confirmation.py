@@ -5,17 +5,20 @@ from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.doubts import note_disturbance, note_failures, note_skipped_steps, ruled_out
-from loadtune.final.rounds import alternate, barred, contestants, needed
-from loadtune.final.winner import Outcome, Verdict, as_finalist, difference, finalists
-from loadtune.records.answer import compute_fraction, compute_rate
+from loadtune.final.doubts import disturbed_text, failure_notes, ruled_out, skipped_text
+from loadtune.final.rounds import alternate, barred, lasts_s, needed, pick_finalists, usual
+from loadtune.final.winner import Outcome, Verdict, difference, finalists
+from loadtune.records.answer import Failed, compute_fraction, compute_rate, finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Attempt, Finalist, Remedies, TriedRemedy, Winner
-from loadtune.run import FINAL_SHARE, Run
-from loadtune.search.search import Search
-from loadtune.search.segment import outcome_text, timed
+from loadtune.run import Run
+from loadtune.run.budget import FINAL_SHARE, Budget
+from loadtune.run.measure import outcome_text
+from loadtune.run.state import State
+from loadtune.search.search import MIN_TRIALS, Search
+from loadtune.search.space import largest_batches
+from loadtune.statistics.interval import Interval
 
 ROUGH = 0.15
 """Half width of a 95% interval, as a share of the throughput, above which the final may last as long as the budget."""
@@ -31,109 +34,141 @@ WORTH_KEEPING = 1.01
 """Measured gain from which on a change of the code is worth it."""
 
 
-def confirmation(run: Run, search: Search) -> None:
-    """Measure the contestants, the user's settings among them, in turn; judge by those figures alone."""
-    with run.stage("confirm"):
-        end = None
+def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
+    """Measure the contestants, the user's settings among them, in turn; judge by those figures alone. ``stack``: the
+    changes of the code that were looked at."""
+    state, journal, end = run.state, run.journal, None
+    with journal.stage("confirm"):
         try:
             _measure(run, search)
-            run.confirmed_whole = True
+            state.confirmed_whole = True
         except OutOfTimeError as error:
             end = error  # says where it waited for samples that did not return
-        verdict = _verdict(run, _outcomes(run))
-        run.finalists = verdict.finalists
-        if end is None or all(verdict.is_confirmed(size) for size in _sizes(run)):
-            _conclude(run)
-        note_failures(run)
-        note_disturbance(run)
+        verdict = _verdict(state, _outcomes(state))
+        state.finalists = verdict.finalists
+        if end is None or all(verdict.is_confirmed(size) for size in _sizes(state)):
+            _conclude(run, stack)
+        best, ran = state.best, state.finalists
+        journal.note(*failure_notes(state.trials, state.confirmed, ran, state.yours, has_answer=best is not None))
+        journal.note(disturbed_text(ran, state.host, (best, state.best_at_your_batch)))
         if end is not None:
             raise end
-        for each in run.confirmed if run.best is None else ():  # the user's own code failed, as in a search
+        for each in state.confirmed if best is None else ():  # the user's own code failed, as in a search
             raise_for_the_user(None if each.config.remedies else each.failure)
 
 
-def _outcomes(run: Run) -> list[Outcome]:
+def _outcomes(state: State) -> list[Outcome]:
     """All runs of the confirmation until now, also those of before an interruption."""
-    return [(each.config, outcome) for each in run.confirmed if (outcome := each.outcome)]
+    return [(each.config, outcome) for each in state.confirmed if (outcome := each.outcome)]
+
+
+def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialConfig, ...]:
+    """Those of this run, those first that the answer needs most."""
+    own_size, largest = state.config.yours.batch_size, largest_batches(state.config, state.ceilings)
+
+    def within_ceiling(config: TrialConfig) -> TrialConfig:
+        """At its precision's safe size, where that was verified after the search and is below its batch."""
+        size = min(config.batch_size, largest.get(config.precision, config.batch_size))
+        return replace(config, loader=replace(config.loader, batch_size=size))
+
+    ranked = list(dict.fromkeys(within_ceiling(config) for config in search.ranked() if not config.remedies))
+    if len(state.trials) < MIN_TRIALS:  # there was no time for more
+        ranked += [config for config in (search.smallest(),) if config is not None]
+    answer_s, spare_s = (until_s - budget.clock.now() for until_s in (budget.answer_until_s, budget.confirm_until_s))
+    wanted = list[tuple[TrialConfig | None, float]]()
+    if ranked:
+        typed = [] if state.yours is None else usual(state.yours, search.space, state.host.num_usable_cores)
+        wanted = [(each, answer_s) for each in (search.changed(), *search.feasible(typed)[:1])]
+        wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
+    return pick_finalists(
+        ranked,
+        state.yours,
+        wanted,
+        at_your_batch=[] if own_size is None else search.best_at(own_size),
+        kept=[config for config, _ in _outcomes(state)],
+        lasts_s=lambda config: lasts_s(config, state.tried, search.expected_s),
+    )
 
 
 def _measure(run: Run, search: Search) -> None:
     """The rounds, to their end."""
-    at_your_batch, known = run.config.yours.batch_size is not None, _outcomes(run)
-    configs = contestants(run, search, known)
+    state, journal, budget = run.state, run.journal, run.budget
+    at_your_batch, known = state.config.yours.batch_size is not None, _outcomes(state)
+    configs = _contestants(state, budget, search)
     _compile_ahead(run, [config for config in configs if config not in barred(known)])
 
     def measured(config: TrialConfig) -> Measurement | TrialFailure:
-        outcome = timed(run, config)
+        outcome = run.measuring.timed(config)
         measurement, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
-        run.confirmed.append(Attempt(config=config, measurement=measurement, failure=failure))
-        run.save()
-        run.finalists = finalists(_outcomes(run), run.trials)
-        run.tell(outcome_text(config, outcome))
+        state.confirmed.append(Attempt(config=config, measurement=measurement, failure=failure))
+        journal.save()
+        state.finalists = finalists(_outcomes(state), state.trials)
+        journal.tell(outcome_text(config, outcome))
         return outcome
 
     def undecided(seen: Sequence[Outcome]) -> set[TrialConfig]:
         """Who has to be run again for the answers, and for what changes of the code gain."""
-        verdict = _verdict(run, seen)
-        return {config for size in _sizes(run) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
+        verdict = _verdict(state, seen)
+        return {config for size in _sizes(state) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
 
     def is_rough(seen: Sequence[Outcome]) -> bool:
-        ran = max(finalists(seen, run.trials), key=lambda each: len(each.runs), default=None)
+        ran = max(finalists(seen, state.trials), key=lambda each: len(each.runs), default=None)
         return ran is not None and (ran.half_width_fraction or 1.0) > ROUGH
 
     alternate(
         configs,
         measured,
-        run.clock,
-        run.confirm_until_s,
-        needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch),
+        budget.clock,
+        budget.confirm_until_s,
+        needed=lambda seen, able: needed(seen, able, state.yours, at_your_batch=at_your_batch),
         undecided=undecided,
         is_rough=is_rough,
-        answer_by_s=run.answer_until_s,
+        answer_by_s=budget.answer_until_s,
         known=known,
-        seed=run.config.seed,
+        seed=state.config.seed,
     )
 
 
-def _verdict(run: Run, outcomes: Sequence[Outcome], points: Sequence[ComputePoint] = ()) -> Verdict:
+def _verdict(state: State, outcomes: Sequence[Outcome], points: Sequence[ComputePoint] = ()) -> Verdict:
     """Of these runs of the final, each finalist with what rules it out."""
-    judged = ruled_out(finalists(outcomes, run.trials), run.failed, points)
-    return Verdict(judged, run.yours, keeps_precision="precision" not in run.assumed)
+    judged = ruled_out(finalists(outcomes, state.trials), state.failed, points)
+    return Verdict(judged, state.yours, keeps_precision="precision" not in state.assumed)
 
 
-def _sizes(run: Run) -> set[int | None]:
+def _sizes(state: State) -> set[int | None]:
     """There are two answers where the user gave a batch size: at any, and at that."""
-    return {None, run.config.yours.batch_size}
+    return {None, state.config.yours.batch_size}
 
 
-def _conclude(run: Run) -> None:
+def _conclude(run: Run, stack: Stack | None) -> None:
     """The winners, their share of the compute-only rate, and what the changes of the code gain."""
-    for finalist in run.finalists:
-        if finalist.config == run.yours or _is_doubted(run, finalist):
+    state, own_size = run.state, run.state.config.yours.batch_size
+    for finalist in state.finalists:
+        if finalist.config == state.yours or _is_doubted(state, finalist):
             _time_compute_of(run, finalist)
-    run.best = _winner(run, None)
-    if run.config.yours.batch_size is not None:
-        at_yours = _winner(run, run.config.yours.batch_size)
-        run.best_at_your_batch = run.best if run.best and at_yours and at_yours.config == run.best.config else at_yours
-    best = as_finalist(run.best, run.finalists)
-    if best is None:
+    state.best = _winner(run, None)
+    if own_size is not None:
+        at_yours, best = _winner(run, own_size), state.best
+        state.best_at_your_batch = best if best and at_yours and at_yours.config == best.config else at_yours
+    winner = finalist_of(state.finalists, state.best)
+    if winner is None:
         return
-    note_skipped_steps(run, best)
-    if run.changes is not None:
-        run.remedies = _judge_changes(run, run.changes, best)
+    run.journal.note(skipped_text(winner))
+    if stack is not None:
+        state.remedies = _judge_changes(state, stack, winner)
 
 
 def _winner(run: Run, batch_size: int | None) -> Winner | None:
     """The best finalist that nothing rules out, also not its compute-only rate, which is timed here."""
-    before = None
+    state, before = run.state, None
     while True:
-        verdict = _verdict(run, _outcomes(run), run.compute_points)
-        run.finalists, picked = verdict.finalists, verdict.winner(batch_size)
-        best = as_finalist(picked, run.finalists)
+        verdict = _verdict(state, _outcomes(state), state.compute_points)
+        state.finalists, picked = verdict.finalists, verdict.winner(batch_size)
+        best = finalist_of(state.finalists, picked)
         if picked is None or best is None:
             return None
         if picked == before:
-            share = compute_fraction(run.compute_points, picked.config, picked.samples_per_s)
+            share = compute_fraction(state.compute_points, picked.config, picked.samples_per_s)
             return replace(picked, compute_fraction=share)
         before = picked
         _time_compute_of(run, best)
@@ -142,14 +177,14 @@ def _winner(run: Run, batch_size: int | None) -> Winner | None:
 # Changes of the code
 
 
-def _judge_changes(run: Run, stack: Stack, best: Finalist) -> Remedies:
+def _judge_changes(state: State, stack: Stack, best: Finalist) -> Remedies:
     """What the contestant with changes gains over the best."""
-    changed = next((finalist for finalist in run.finalists if finalist.config.remedies), None)
-    gain = None if changed is None else difference(changed, best, run.finalists, 1)
+    changed = next((finalist for finalist in state.finalists if finalist.config.remedies), None)
+    gain = None if changed is None else difference(changed, best, state.finalists, 1)
     is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
     kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
     return Remedies(
-        tried=tuple(_tried(run, stack, changed, gain, kept)),
+        tried=tuple(_tried(state.failed, stack, changed, gain, kept)),
         config=None if kept is None else kept.config,
         samples_per_s=None if kept is None else kept.throughput,
         gain=gain,
@@ -157,14 +192,12 @@ def _judge_changes(run: Run, stack: Stack, best: Finalist) -> Remedies:
 
 
 def _tried(
-    run: Run, stack: Stack, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
+    failed: Sequence[Failed], stack: Stack, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
 ) -> Iterator[TriedRemedy]:
     """Each that was stacked. Where one alone ran, what was measured is its own; else it is that of all together."""
     config = stack.config if changed is None else changed.config
     ran = () if changed is None else config.remedies
-    why = {
-        name: f"it failed: {failure.message.rstrip('.')}" for other, failure in run.failed for name in other.remedies
-    }
+    why = {name: f"it failed: {failure.message.rstrip('.')}" for other, failure in failed for name in other.remedies}
     missing = "too little of the time budget was left" if changed is None else "the model expects more without it"
     for step in stack.steps:
         name = step.remedy.name
@@ -191,20 +224,20 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
 
     It is timed again then, because other load may have slowed the timing down. Nothing happens where the time is spent.
     """
-    config = finalist.config
+    state, budget, config = run.state, run.budget, finalist.config
     for _ in range(MOST_TIMINGS):
-        if compute_rate(run.compute_points, config) and not _is_doubted(run, finalist):
+        if compute_rate(state.compute_points, config) and not _is_doubted(state, finalist):
             return
         takes_s = _compile_seconds(run, config) + COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
-        point = _compute_point(run, config, min(1.0, 0.1 * run.left_s)) if takes_s <= run.left_s else None
+        point = _compute_point(run, config, min(1.0, 0.1 * budget.left_s)) if takes_s <= budget.left_s else None
         if point is None:
             return
         # One point for each recipe and batch size: the fastest timing of it, and how many there were.
-        same = [p for p in run.compute_points if (p.recipe, p.batch_size) == (point.recipe, point.batch_size)]
+        same = [p for p in state.compute_points if (p.recipe, p.batch_size) == (point.recipe, point.batch_size)]
         fastest = max([*(p for p in same if p.num_timings), point], key=lambda each: each.samples_per_s)
         kept = replace(fastest, num_timings=sum(p.num_timings for p in (*same, point)))
-        run.compute_points = (*(p for p in run.compute_points if p not in same), kept)
-        run.save()
+        state.compute_points = (*(p for p in state.compute_points if p not in same), kept)
+        run.journal.save()
 
 
 def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoint | None:
@@ -215,22 +248,22 @@ def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoin
         return None
     if isinstance(point, TrialFailure):
         return None
-    run.trained.add((config.recipe, config.batch_size))
+    run.measuring.trained.add((config.recipe, config.batch_size))
     return point
 
 
-def _is_doubted(run: Run, finalist: Finalist) -> bool:
+def _is_doubted(state: State, finalist: Finalist) -> bool:
     """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
-    points, config = run.compute_points, finalist.config
+    points, config = state.compute_points, finalist.config
     return compute_rate(points, config) is not None and compute_fraction(points, config, finalist.samples_per_s) is None
 
 
 def _compile_seconds(run: Run, config: TrialConfig) -> float:
     """Predicted for compiling this batch size now, by the longest that was seen; 0: the training has it, or need not.
     The training of a resumed run has compiled nothing of what was kept."""
-    if not config.recipe.compile or (config.recipe, config.batch_size) in run.trained:
+    if not config.recipe.compile or (config.recipe, config.batch_size) in run.measuring.trained:
         return 0.0
-    points = (*run.compute_points, *(point for choice in run.recipes for point in choice.points))
+    points = (*run.state.compute_points, *(point for choice in run.state.recipes for point in choice.points))
     return max((point.compile_s or 0.0 for point in points), default=0.0)
 
 
@@ -239,8 +272,8 @@ def _compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
     while the final's time is left. A failure here is left alone: the run that times it fails too, and reports it."""
     for number, config in enumerate(configs):
         needed_s = _compile_seconds(run, config)
-        if not needed_s or (number > 0 and needed_s + FINAL_SHARE * run.config.time_budget_s > run.left_s):
+        if not needed_s or (number > 0 and needed_s + FINAL_SHARE * run.budget.total_s > run.budget.left_s):
             continue
-        run.tell(f"torch.compile runs again for batch {config.batch_size}")
+        run.journal.tell(f"torch.compile runs again for batch {config.batch_size}")
         if _compute_point(run, config, 0.0) is None:
             return

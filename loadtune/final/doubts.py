@@ -2,16 +2,16 @@
 notes in whole sentences. Without them a configuration would be missing and nobody would know why.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median_low
 
 from loadtune.records.answer import MISREAD, QUIETER, Failed, busy_text, compute_rate, is_barred
 from loadtune.records.config import TrialConfig
+from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Finalist, Trial, Unconfirmed
+from loadtune.records.result import Attempt, Finalist, Trial, Unconfirmed, Winner
 from loadtune.report.wording import settings_text
-from loadtune.run import Run
 from loadtune.units import bytes_text, counted, percent_text, rate_text
 
 SKIPPED = 0.1
@@ -74,46 +74,58 @@ def _failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
 # Notes
 
 
-def note_skipped_steps(run: Run, best: Finalist) -> None:
+def skipped_text(best: Finalist) -> str | None:
     """Steps without the optimizer are faster than those of a training."""
     windows = [window for each in best.runs for window in each.windows]  # what settled before them is in no rate
     num_skipped, num_steps = sum(w.num_skipped_steps for w in windows), sum(w.num_steps for w in windows)
-    if num_skipped > SKIPPED * num_steps:
-        run.note(
-            f"GradScaler skipped the optimizer in {num_skipped} of the {counted(num_steps, 'step')} that were timed of "
-            "the best configuration. Skipped steps are faster than others. Check that the model trains in fp16, or "
-            "leave fp16 out with --precision."
-        )
+    if num_skipped <= SKIPPED * num_steps:
+        return None
+    return (
+        f"GradScaler skipped the optimizer in {num_skipped} of the {counted(num_steps, 'step')} that were timed of "
+        "the best configuration. Skipped steps are faster than others. Check that the model trains in fp16, or "
+        "leave fp16 out with --precision."
+    )
 
 
-def note_disturbance(run: Run) -> None:
-    """What other processes used, unless the answer itself says so."""
-    busy, answers = busy_text(run.finalists, run.host), (run.best, run.best_at_your_batch)
-    if busy is not None and not any(each.inconclusive for each in answers if each is not None):
-        run.note(f"{busy} The true throughput may be higher. {QUIETER}")
+def disturbed_text(finalists: Sequence[Finalist], host: HostFacts, answers: Sequence[Winner | None]) -> str | None:
+    """What other processes used, unless one of the answers itself says so."""
+    busy = busy_text(finalists, host)
+    if busy is None or any(each.inconclusive for each in answers if each is not None):
+        return None
+    return f"{busy} The true throughput may be higher. {QUIETER}"
 
 
-def note_failures(run: Run) -> None:
+def failure_notes(
+    trials: Sequence[Trial],
+    confirmed: Sequence[Attempt],
+    finalists: Sequence[Finalist],
+    yours: TrialConfig | None,
+    *,
+    has_answer: bool,
+) -> Iterator[str]:
     """What failed in the search and in the confirmation, and what is not confirmed for another reason."""
-    of_workers, ran = _worker_note(run.trials), {finalist.config for finalist in run.finalists}
-    bad = {config.precision: (config, f) for config, f in reversed(run.failed) if f.kind == "non_finite_loss"}
+    of_workers, ran = _worker_note(trials), {finalist.config for finalist in finalists}
+    both = [(each.config, each.failure) for each in (*confirmed[::-1], *trials[::-1])]
+    bad = {config.precision: (config, f) for config, f in both if f and f.kind == "non_finite_loss"}
     told = {"fp32"} if "fp32" in bad else set(bad)  # which rules out the others too
-    run.note(of_workers, *(_non_finite_text(*each) for precision, each in bad.items() if precision in told))
-    for config, failure in {each.config: each.failure for each in run.confirmed}.items():
+    yield from [] if of_workers is None else [of_workers]
+    yield from (_non_finite_text(*each) for precision, each in bad.items() if precision in told)
+    for config, failure in {each.config: each.failure for each in confirmed}.items():
         if failure is not None and config not in ran and not (of_workers and config.loader.num_workers):
-            then = ", so there is no speed-up to report" if config == run.yours else ""
+            then = ", so there is no speed-up to report" if config == yours else ""
             why = f"({failure.kind}: {failure.message.rstrip('.')})"
-            run.note(f"{_named(config, run.yours)} did not run in the confirmation {why}{then}.")
-    for finalist in run.finalists:
-        named, doubt = _named(finalist.config, run.yours), finalist.unconfirmed
+            yield f"{_named(config, yours)} did not run in the confirmation {why}{then}."
+    for finalist in finalists:
+        named, doubt = _named(finalist.config, yours), finalist.unconfirmed
         if doubt is None and finalist.failures:
             what = _failures_text(len(finalist.runs), finalist.failures)
-            run.note(f"{named} is judged by the runs that did not fail: {what}.")
+            yield f"{named} is judged by the runs that did not fail: {what}."
         elif doubt is not None and doubt.reason != "non_finite_loss":  # which was said once for all
-            run.note(f"{named} is not confirmed: {doubt.explanation}")
-    if run.best is not None and not run.tried and ran == {run.yours}:
-        why = "could be run" if run.trials else "could be measured in the time. Raise --time-budget"
-        run.note(f"No configuration but your settings {why}.")
+            yield f"{named} is not confirmed: {doubt.explanation}"
+
+    if has_answer and not any(trial.measurement for trial in trials) and ran == {yours}:
+        why = "could be run" if trials else "could be measured in the time. Raise --time-budget"
+        yield f"No configuration but your settings {why}."
 
 
 def _worker_note(trials: Sequence[Trial]) -> str | None:
@@ -133,11 +145,12 @@ def _named(config: TrialConfig, yours: TrialConfig | None) -> str:
     return f"The baseline (your settings), {what}," if config == yours else f"The finalist {what}"
 
 
-def note_loading(run: Run) -> None:
-    """That samples came from the page cache; and that memory grows with each sample, also where that ended a trial."""
-    ended = next((failure.message for _, failure in run.failed if failure.grown_bytes), None)
-    run.note(ended or growth_text([measured for _, measured in run.timed], run.host.ram_limit_bytes))
-    run.note(cached_text((measured for _, measured in run.timed), run.facts.sample_bytes if run.facts else 0))
+def loading_notes(
+    measured: Sequence[Measurement], failed: Sequence[Failed], ram_bytes: int, sample_bytes: int
+) -> tuple[str | None, str | None]:
+    """That memory grows with each sample, also where that ended a trial; and that samples came from the page cache."""
+    ended = next((failure.message for _, failure in failed if failure.grown_bytes), None)
+    return ended or growth_text(measured, ram_bytes), cached_text(measured, sample_bytes)
 
 
 def growth_text(measured: Sequence[Measurement], ram_bytes: int) -> str | None:

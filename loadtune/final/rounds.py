@@ -1,9 +1,8 @@
 """Who is measured again, and in which order: everybody in every round, in balanced order, with three planned looks.
 
 Measured again are the baseline, the best, the best at the user's batch size, the best with changes of the code, and
-what one would type without measuring. Whoever looks at the figures after every round and stops at the first difference
-finds one in 7 to 19% of comparisons of a configuration with itself (simulated). The looks are therefore planned, and
-share an error of 1% (`ERROR`).
+what one would type without measuring. Looking after every round would find a difference in 7 to 19% of comparisons of a
+configuration with itself (simulated): see `stats.looks`.
 """
 
 import math
@@ -11,57 +10,25 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from loadtune.final.winner import LOOKS, Outcome, finalists
 from loadtune.records.answer import is_barred
 from loadtune.records.config import LoaderConfig, Precision, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.run import Run
 from loadtune.seams import Clock
-from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
-from loadtune.search.space import largest_batch
+from loadtune.search.search import MIN_RUNS
+from loadtune.search.space import SearchSpace
 
 
-def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
-    """Those of this run, those first that the answer needs most. ``known``: runs from before an interruption."""
-    own_size, searched = run.config.yours.batch_size, [config for config in search.ranked() if not config.remedies]
-    ranked = list(dict.fromkeys(_within_ceiling(run, config) for config in searched))
-    if len(run.trials) < MIN_TRIALS:  # there was no time for more
-        ranked += [config for config in (search.smallest(),) if config is not None]
-    spare_s, wanted = run.confirm_until_s - run.clock.now(), list[tuple[TrialConfig | None, float]]()
-    if ranked:
-        changed = None if run.changes is None else search.changed()
-        typed = next(iter(search.feasible(_typed(run, search))), None)
-        wanted = [(each, run.answer_until_s - run.clock.now()) for each in (changed, typed)]
-        wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
-    return pick_finalists(
-        ranked,
-        run.yours,
-        wanted,
-        at_your_batch=[] if own_size is None else search.best_at(own_size),
-        kept=[config for config, _ in known],
-        lasts_s=lambda config: _lasts_s(config, run.tried, search.expected_s),
-    )
-
-
-def _typed(run: Run, search: Search) -> list[TrialConfig]:
-    """As many workers as cores, pinned, in half the bits."""
+def usual(yours: TrialConfig, space: SearchSpace, num_cores: int) -> list[TrialConfig]:
+    """As many workers as cores, pinned, in half the bits; or nothing."""
     halves: tuple[Precision, ...] = ("bf16", "fp16")
-    searched = search.space
-    precision = next((each for each in halves if each in searched.recipes), None)
-    if run.yours is None or precision is None:
+    precision = next((each for each in halves if each in space.recipes), None)
+    if precision is None:
         return []
-    workers = max((number for number in searched.num_workers if number <= run.host.num_usable_cores), default=0)
-    loader = LoaderConfig(batch_size=run.yours.batch_size, num_workers=workers, pin_memory=searched.pin_memory[-1])
-    return [searched.nearest(TrialConfig(loader=loader, recipe=searched.recipes[precision]))]
-
-
-def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
-    """The same at its precision's safe size, where that was verified after the search and is below its batch."""
-    ceiling = next((each for each in run.ceilings if each.precision == config.precision), None)
-    size = config.batch_size if ceiling is None else largest_batch(run, ceiling)
-    return replace(config, loader=replace(config.loader, batch_size=min(size, config.batch_size)))
+    workers = max((number for number in space.num_workers if number <= num_cores), default=0)
+    loader = LoaderConfig(batch_size=yours.batch_size, num_workers=workers, pin_memory=space.pin_memory[-1])
+    return [space.nearest(TrialConfig(loader=loader, recipe=space.recipes[precision]))]
 
 
 def pick_finalists(
@@ -90,7 +57,7 @@ def pick_finalists(
     return tuple(picked)
 
 
-def _lasts_s(
+def lasts_s(
     config: TrialConfig, tried: Sequence[tuple[TrialConfig, Measurement]], expected_s: Callable[[TrialConfig], float]
 ) -> float:
     """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
@@ -100,11 +67,7 @@ def _lasts_s(
 
 
 def needed(
-    outcomes: Sequence[Outcome],
-    configs: Sequence[TrialConfig],
-    yours: TrialConfig | None,
-    *,
-    at_your_batch: bool,
+    outcomes: Sequence[Outcome], configs: Sequence[TrialConfig], yours: TrialConfig | None, *, at_your_batch: bool
 ) -> list[TrialConfig]:
     """What the answer is made of: the best rival so far, the baseline, and the two best rivals at its batch size."""
     scored, out = {f.config: f.score for f in finalists(outcomes)}, barred(outcomes)

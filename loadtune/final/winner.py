@@ -7,14 +7,15 @@ be true (simulated: it overclaims by 6% at 5% noise).
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval, Spread, quantile_of_t, spread_between
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial, UnconfirmedReason, Winner
 from loadtune.search.search import MIN_RUNS
 from loadtune.search.space import size
+from loadtune.statistics.interval import Interval, around_ratio, spread_between, t
 
 LOOKS = (3, 5, 8)
 """Rounds after which the figures are looked at; the last is the end."""
@@ -49,26 +50,23 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
         if isinstance(outcome, Measurement):
             runs.setdefault(config, []).append(outcome)
     twice = any(len(own) >= MIN_RUNS for own in runs.values())
-    tried = {trial.config: trial.measurement for trial in trials if twice and trial.measurement is not None}
-    rates = {config: [run.samples_per_s for run in own] for config, own in runs.items()}
-    seen = {config: [run.samples_per_s] for config, run in tried.items()}
-    pooled = spread_between([[*own, *seen.get(config, [])] for config, own in rates.items()])
-
-    def half_width(own: Sequence[float]) -> float | None:
-        """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
-        used = spread_between([own]) if len(own) > FEWEST_DEGREES else pooled
-        return None if used is None else used.half_width(len(own), len(runs))
-
-    return tuple(
+    tried = {trial.config: trial.measurement for trial in trials if twice}
+    found = [
         Finalist(
             config=config,
             runs=tuple(own),
             tried=tried.get(config),
             failures=tuple(each for other, each in outcomes if other == config and isinstance(each, TrialFailure)),
-            half_width_fraction=half_width(rates[config]),
         )
         for config, own in runs.items()
-    )
+    ]
+
+    def half_width(each: Finalist) -> float | None:
+        """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
+        among = [replace(each, tried=None)] if len(each.runs) > FEWEST_DEGREES else found
+        return each.mean_among(among).half_width_fraction(len(found))
+
+    return tuple(replace(each, half_width_fraction=half_width(each)) for each in found)
 
 
 def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], num_comparisons: int) -> Interval:
@@ -79,40 +77,19 @@ def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], nu
     stays what it was at the look after which one of them was out. Where these leave too few degrees of freedom, the
     plain spread between runs is used, with those of the search. No interval: nothing ran twice.
     """
-    pairs = list(zip(_logs(one), _logs(other), strict=False))
-    ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
-    num_rounds = len(pairs) if len(pairs) >= LOOKS[0] else max(len(f.runs) for f in finalists)
-    spread = _block_spread([_logs(f)[:num_rounds] for f in finalists]) or spread_between(
-        [[run.score for run in (*f.runs[:num_rounds], *([f.tried] if f.tried else []))] for f in finalists]
-    )
+    scores = [[run.score for run in each.runs] for each in finalists]
+    logs = [math.log(a.score / b.score) for a, b in zip(one.runs, other.runs, strict=False)]
+    most, ratio = max(map(len, scores)), math.exp(statistics.fmean(logs))
+    num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
+    spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)
+    if spread is None or spread.degrees_of_freedom < FEWEST_DEGREES:
+        tried = [[each.tried.score] if each.tried else [] for each in finalists]
+        spread = spread_between([[*own[:num_rounds], *seen] for own, seen in zip(scores, tried, strict=True)])
     if spread is None:
         return Interval(value=ratio)
     num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
-    t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / num_looks / max(1, num_comparisons) / 2)
-    width = min(500.0, t * spread.relative_sd * math.sqrt(2 / len(pairs)))  # a float holds e to the 700th
-    return Interval(value=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
-
-
-def _logs(finalist: Finalist) -> list[float]:
-    return [math.log(run.score) for run in finalist.runs]
-
-
-def _block_spread(logs: Sequence[Sequence[float]]) -> Spread | None:
-    """Standard deviation around means and rounds, over those that ran in every round. None: too few did."""
-    num_rounds = max((len(own) for own in logs), default=0)
-    full = [own for own in logs if len(own) == num_rounds]
-    degrees = (len(full) - 1) * (num_rounds - 1)
-    if degrees < FEWEST_DEGREES:
-        return None
-    means = [statistics.fmean(own) for own in full]
-    blocks = [statistics.fmean(each) for each in zip(*full, strict=True)]
-    whole = statistics.fmean(means)
-    squares = math.fsum(
-        (value - mean - block + whole) ** 2
-        for own, mean in zip(full, means, strict=True)
-        for value, block in zip(own, blocks, strict=True)
-    )
-    return Spread(math.sqrt(squares / degrees), degrees)
+    sd = spread.sd * math.sqrt(2 / len(logs))
+    return around_ratio(ratio, t(spread.degrees_of_freedom, ERROR / num_looks, num_comparisons) * sd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +143,7 @@ class Verdict:
         the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best
         rival takes the baseline's place. A baseline that failed twice is not waited for.
         """
-        best = as_finalist(self.winner(batch_size), self.finalists)
+        best = finalist_of(self.finalists, self.winner(batch_size))
         if best is None:
             return ()
         able, own = [f for f in self._able() if f.config != self.yours], self._own()
@@ -181,7 +158,7 @@ class Verdict:
 
     def undecided_change(self) -> tuple[TrialConfig, ...]:
         """The winner and the contestant with changes of the code, while it is not known whether these gain."""
-        best = as_finalist(self.winner(), self.finalists)
+        best = finalist_of(self.finalists, self.winner())
         changed = next((f for f in self.finalists if f.config.remedies and not f.unconfirmed), None)
         if best is None or changed is None or _is_told(self._ratio(changed, best, 1)):
             return ()
@@ -190,7 +167,7 @@ class Verdict:
     def is_confirmed(self, batch_size: int | None = None) -> bool:
         """Whether a final that was ended in its midst has an answer: the winner, the baseline and another configuration
         were run twice each."""
-        best = as_finalist(self.winner(batch_size), self.finalists)
+        best = finalist_of(self.finalists, self.winner(batch_size))
         twice = [f for f in self.finalists if len(f.runs) >= MIN_RUNS]
         rivals = [f for f in twice if f.config != self.yours and not f.config.remedies]
         return (
@@ -217,11 +194,6 @@ def _smallest(among: Sequence[Finalist]) -> Finalist:
     """Of those within 2% of the best."""
     top = max(f.score for f in among)
     return min((f for f in among if f.score >= TIE * top), key=lambda f: size(f.config))
-
-
-def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalist | None:
-    """The winner's runs. None: there is no winner."""
-    return next((f for f in finalists if winner is not None and f.config == winner.config), None)
 
 
 def _is_told(ratio: Interval) -> bool:

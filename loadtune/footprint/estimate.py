@@ -141,8 +141,7 @@ def largest_batch(plan: StepPlan, memory_bytes: int) -> BatchEstimate:
 
 @contextmanager
 def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
-    """What the model raises on fake tensors becomes a WorkloadError; PyTorch's log of it is left out. No gradient
-    stays."""
+    """What the model raises on fake tensors becomes a WorkloadError; PyTorch's log is left out. No gradient stays."""
     name, log = plan.workload.spec.model, logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
     try:

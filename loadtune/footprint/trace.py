@@ -128,9 +128,7 @@ class Tracing:
     def record(self) -> MemoryTrace:
         """The whole trace as a record; inside the block, the lines that have finished so far."""
         return MemoryTrace(
-            device=self._cuda.device or "cpu",
-            lines=tuple(self._ledger.lines.values()),
-            before_bytes=self._before_bytes,
+            device=self._cuda.device or "cpu", lines=tuple(self._ledger.lines.values()), before_bytes=self._before_bytes
         )
 
     @property

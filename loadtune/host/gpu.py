@@ -84,14 +84,11 @@ def _read_processes(device: NvmlDevice) -> tuple[GpuProcess, ...]:
     for process in (process for function in _PROCESS_LISTS for process in device.value(function) or ()):
         known = (held for held in (used.get(process.pid), process.usedGpuMemory) if held is not None)
         used[int(process.pid)] = max(map(int, known), default=None)
-    found = [GpuProcess(pid=pid, name=_program(pid, device.nvml), used_bytes=held) for pid, held in used.items()]
+    commands = {pid: str(device.nvml.value("nvmlSystemGetProcessName", pid) or "") for pid in used}
+    # ``/usr/bin/python3`` → python3; browsers put their options behind it.
+    names = {pid: each.partition(" -")[0].rpartition("/")[2].strip() or None for pid, each in commands.items()}
+    found = [GpuProcess(pid=pid, name=names[pid], used_bytes=held) for pid, held in used.items()]
     return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
-
-
-def _program(pid: int, nvml: Nvml) -> str | None:
-    """``/usr/bin/python3`` → python3; browsers put their options behind it."""
-    command: str = (nvml.value("nvmlSystemGetProcessName", pid) or "").partition(" -")[0]
-    return command.rpartition("/")[2].strip() or None
 
 
 def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadtune.records.telemetry import Telemetry, Timeline
+if TYPE_CHECKING:
+    from loadtune.records.telemetry import Telemetry
 
 
 class Count(NamedTuple):
@@ -110,7 +111,7 @@ class Record:
         """All probes that were due have looked."""
         self._read_s.append(at_s)
 
-    def between(self, start_s: float, end_s: float) -> Telemetry | None:
+    def between(self, start_s: float, end_s: float) -> "Telemetry | None":
         """What happened between two moments. None: no reading was taken."""
         num_readings = sum(start_s <= at_s <= end_s for at_s in self._read_s)
         if num_readings == 0:
@@ -127,15 +128,17 @@ class Record:
             held = track.means([start_s + number * quarter_s for number in range(5)])
             steps = [now - before for before, now in pairwise(held) if before is not None and now is not None]
             found["workers_growth_bytes_per_s"] = min(steps) / quarter_s if len(steps) == 3 else None
+        from loadtune.records.telemetry import Telemetry, Timeline
+
         fields, missing = Telemetry.__dataclass_fields__.keys(), self._missing.keys()
         return Telemetry(
             seconds=end_s - start_s,
-            timeline=self._timeline(min(MAX_SLICES, num_readings), start_s, end_s),
+            timeline=Timeline(**self._timeline(min(MAX_SLICES, num_readings), start_s, end_s)),
             missing={figure: self._missing[figure] for figure in fields & missing if found.get(figure) is None},
             **{figure: found[figure] for figure in fields & found.keys()},
         )
 
-    def _timeline(self, num_slices: int, start_s: float, end_s: float) -> Timeline:
+    def _timeline(self, num_slices: int, start_s: float, end_s: float) -> dict[str, Any]:
         slice_s = (end_s - start_s) / num_slices
         edges = [start_s + position * slice_s for position in range(num_slices)] + [end_s]
 
@@ -144,4 +147,4 @@ class Record:
             values = self._tracks[figure].means(edges)
             if any(value is not None for value in values):
                 series[figure] = tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in values)
-        return Timeline(slice_s=slice_s, **series)
+        return {"slice_s": slice_s, **series}

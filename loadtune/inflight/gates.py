@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice, repeat
@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
+from loadtune.inflight.environment import num_ranks
+from loadtune.model.workers import MOST
 from loadtune.stream import torch_private as private
 from loadtune.stream.worker_rows import read_states, same_states, write_states
 
@@ -36,7 +38,7 @@ _DATA = (*_ATOMS, tuple, list, dict, set, frozenset, deque, torch.Tensor, numpy.
 _STDLIB = os.path.dirname(os.__file__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MAX_CONTAINERS, _ENDS, _MANY_ITEMS, _MANY_BYTES = 150, 16, 20_000, 1 << 16
-_YOURSELF = "set num_workers yourself where that is no problem"
+_YOURSELF = "if your training allows that, set num_workers yourself"
 COMPARED, _WATCHED = 6, 8
 """First batches of other workers, which the training process reads, too; and first ones of an epoch, whose draws by the
 sampler are looked at."""
@@ -75,7 +77,9 @@ class Trust:
     def reason_against(self) -> str | None:
         """What is known without starting a worker."""
         if self.in_process and self._sampler.reason is not None:
-            return f"{self._sampler.reason}, so it cannot be asked ahead of the loop; {_YOURSELF}"
+            return (
+                f"{self._sampler.reason}; workers ask it ahead of the loop, so it may give other batches; {_YOURSELF}"
+            )
         if (changed := self.changed()) is not None:
             return changed
         if self._shares_files:
@@ -139,7 +143,7 @@ class WatchedSampler:
         with _reading(names) as read:
             drawn = next(indices)
         if drawn is self._last and not isinstance(drawn, _ATOMS):
-            read.append("a list that it gives again")
+            read.append("the same list")
         if self._number:
             self.reason = self._seen(states, kept, read)
         self._last = drawn
@@ -149,11 +153,11 @@ class WatchedSampler:
         own, after = self._states()
         name = type((self._others or self._parts)[-1]).__name__
         if own != states[0] or not same_states(states[1], after):
-            return f"its sampler ({name}) draws random numbers as it goes"
+            return f"its sampler ({name}) draws random numbers for each batch"
         if kept.changed() is not None:
-            return f"its sampler ({name}) changes as it goes"
+            return f"its sampler ({name}) changes its attributes with each batch"
         if read:
-            return f"its sampler ({name}) reads {read[0]} for each batch, which the loop may change"
+            return f"its sampler ({name}) uses {read[0]}, which the loop may change, for each batch"
         return None
 
     def _states(self) -> tuple[list[bytes], Any]:
@@ -268,42 +272,48 @@ class Unchanged:
 
     def __init__(self, *roots: Any, without: Any = None) -> None:
         """``without``: an object that is not looked into."""
-        self._kept: list[tuple[Any, Any]] = []
+        self._kept: list[tuple[str, Callable[[], Any], Any]] = []
         for each in _contents(roots, without):
             with suppress(Exception):  # of an object that cannot be looked into
-                if not isinstance(each, tuple | frozenset) and (state := _state(each)) is not None:
+                read = None if isinstance(each, tuple | frozenset) else _reader(each)
+                if read is not None and (state := read()) is not None:
                     copied = (kind(state) for kind in (dict, list, set, deque) if isinstance(state, kind))
-                    self._kept.append((each, next(copied, state)))
+                    self._kept.append((type(each).__name__, read, next(copied, state)))
             if len(self._kept) == _MAX_CONTAINERS:
                 return
 
     def changed(self) -> str | None:
         """The type of an object that changed, for people. None: none did."""
-        for each, before in self._kept:
+        for name, read, before in self._kept:
             try:
-                same = bool(_state(each) == before)
+                same = bool(read() == before)
             except Exception:  # an array in the place of another, say
                 same = False
             if not same:
-                return type(each).__name__
+                return name
         return None
 
 
-def _state(each: Any) -> Any:
-    """What is compared, by equality. None: nothing of it can change."""
+def _reader(each: Any) -> Callable[[], Any] | None:
+    """Reads what is compared, by equality, before each step: so what to read is found out once. None, or a reader of
+    None: nothing of it can change."""
     if isinstance(each, torch.Tensor):
-        return None if each.is_inference() or isinstance(each, torch.nn.Parameter) else each._version
+        is_kept = not each.is_inference() and not isinstance(each, torch.nn.Parameter)
+        return partial(getattr, each, "_version") if is_kept else None
     if isinstance(each, numpy.ndarray):
         flat = each.reshape(-1) if each.flags.c_contiguous else each[:0].reshape(-1)
         half = _MANY_BYTES // 2 // max(1, each.itemsize)
-        return each.tobytes() if each.nbytes <= _MANY_BYTES else (flat[:half].tobytes(), flat[-half:].tobytes())
+        if each.nbytes <= _MANY_BYTES:
+            return each.tobytes
+        return lambda: (flat[:half].tobytes(), flat[-half:].tobytes())
     if isinstance(each, dict | list | set | deque):
-        return each if len(each) <= _MANY_ITEMS else (len(each), _items(each))
+        return lambda: each if len(each) <= _MANY_ITEMS else (len(each), _items(each))
     if isinstance(each, FunctionType):
-        return _read_globals(each) or None
+        read, named = _read_globals(each), each.__globals__
+        return (lambda: {name: named.get(name) for name in read}) if read else None
     if isinstance(each, partial | MethodType) or not hasattr(each, "__dict__"):
-        return tuple(gc.get_referents(each)) or None
-    return vars(each)
+        return lambda: tuple(gc.get_referents(each)) or None
+    return partial(vars, each)
 
 
 def _items(each: Any) -> tuple[Any, ...]:
@@ -366,3 +376,20 @@ def _same_leaf(one: Any, other: Any, values: bool) -> bool:
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
     same = one == other
     return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+# What a loader is like
+
+
+def num_shards(stream: Any) -> int:
+    """Of a rank, as webdataset's list of files or Hugging Face's datasets tell them; `MOST` where nothing does."""
+    stages = getattr(stream, "pipeline", None)
+    urls = getattr(stages[0], "urls", None) if isinstance(stages, list) and stages else None
+    told = int(getattr(stream, "num_shards", getattr(stream, "n_shards", MOST)))
+    return max(1, told if urls is None else len(urls) // num_ranks())
+
+
+def batch_size(batch: Any) -> tuple[int, int]:
+    """What one batch takes in a queue: bytes and tensors."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return sum(leaf.nbytes for leaf in tensors), len(tensors)

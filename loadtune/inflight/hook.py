@@ -9,7 +9,8 @@ from types import FrameType
 from typing import Any, cast
 
 from loadtune.errors import raised_by_handler
-from loadtune.inflight import account as told
+from loadtune.inflight import files, words
+from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import TEST_VARIABLE, Options, rank
 from loadtune.stream.shm_cleanup import is_alive
 
@@ -68,7 +69,7 @@ def iterator_of(loader: Any, frame: FrameType | None) -> Any:
             raise
         name, number = type(getattr(loader, "dataset", loader)).__name__, getattr(loader, "num_workers", 0)
         why = f"loadtune failed ({type(error).__name__}: {error})"
-        told.leave_alone(told.Account(name=name, rank=rank(), own_workers=number, num_workers=number), why)
+        words.leave_alone(Account(name=name, rank=rank(), own_workers=number, num_workers=number), why)
         return None
 
 
@@ -84,11 +85,11 @@ def _is_worker() -> bool:
 def _at_exit(options: Options) -> None:
     if _is_worker():
         return
-    with told.ending():
-        told.write_own(options.folder)
+    with words.ending():
+        files.write_own(options.folder)
         machine, pid = options.launcher or (None, 0)
         is_orphan = machine == socket.gethostname() and not is_alive(int(pid))
-        for line in told.summary(told.accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():
-            told.print_line(line)
+        for line in words.summary(accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():
+            words.print_line(line)
         if is_orphan and options.folder is not None:
             shutil.rmtree(options.folder, ignore_errors=True)

@@ -9,9 +9,8 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from loadtune.inflight import account as told
-from loadtune.inflight import gates
-from loadtune.inflight.account import Account
+from loadtune.inflight import files, gates, words
+from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import Options, rank
 from loadtune.inflight.ranks import join
 from loadtune.inflight.tuner import Shared, Tuner
@@ -62,7 +61,7 @@ class _Tuned:
     def __del__(self) -> None:
         tuner = self.__dict__.get("_tuner")
         if tuner is not None and (watched := tuner.watched()) in (None, self):
-            tuner.guard(tuner.end, of=watched)
+            tuner.guard(tuner.end, False, True, of=watched)
             tuner.guard(tuner.release, of=watched)
         self._shutdown_workers()
 
@@ -106,7 +105,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     here = rank() if shared.ranks is None else shared.ranks.own.rank
     account = Account(name=f"{type(dataset).__name__} at {place}", rank=here, own_workers=number, num_workers=number)
     if reason is not None:
-        told.leave_alone(account, reason)
+        words.leave_alone(account, reason)
         return None
     size = None
     with suppress(TypeError, AttributeError, NotImplementedError):  # a stream may have a `__len__` and no length
@@ -120,15 +119,15 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     if tuners:
         account.name += f" ({len(tuners) + 1})"
     if options.freeze and not tuners:
-        told.say(None, f"{account.name} is tuned: --freeze does not name it")
+        words.say(None, f"{account.name} is tuned: --freeze does not name it")
     replayed = learnt = None
     if options.replay is not None:
-        found = told.read(Path(options.replay))
+        found = files.read(Path(options.replay))
         same_loader = (each for each in found if (each.name, each.rank) == (account.name, here))
         replayed = next(same_loader, Account(name=account.name, own_workers=number, num_workers=number))
     elif not options.dry_run:
-        learnt = told.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
-    told.accounts().append(account)
+        learnt = files.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
+    accounts().append(account)
     tuner = Tuner(account, loader, options, replayed, learnt)
     tuners.append(tuner)
     shared.tuners.append(tuner)

@@ -17,10 +17,11 @@ from itertools import count
 from statistics import fmean, median
 from typing import Any
 
+from loadtune.decide.inflight import ACT, Reading
 from loadtune.host.cpu import read_affinity, read_num_usable_cores
-from loadtune.inflight.account import say
 from loadtune.inflight.environment import equal_share
-from loadtune.inflight.measure import ACT, Reading, Work
+from loadtune.inflight.words import say
+from loadtune.model.workers import Work
 from loadtune.units import percent_text
 
 PAUSE_S = 10.0
@@ -113,7 +114,11 @@ class Ranks:
     def say(self, work: Work, reading: Reading, *, is_settled: bool, num_switches: int) -> None:
         """With the next word."""
         waiting = reading.waiting_fraction if reading.waits else 0.0
-        loading = {name: getattr(work, name) for name in ("load_s", "cpu_s", "queued_s")}
+        loading: dict[str, Any] = {
+            "load_s": work.load_s + work.queued_s,
+            "cpu_s": work.cpu_s,
+            "queued_s": work.queued_s,
+        }
         said = {**loading, "waiting": waiting, "is_settled": is_settled, "num_switches": num_switches}
         self.own = replace(self.own, **said)
 
@@ -124,8 +129,10 @@ class Ranks:
             self._cores = cores_of(self.own, words, equal_share(self._num_ranks))
         return self._cores
 
-    def peers_wait(self) -> bool:
-        """Whether another rank said lately that it waits for data."""
+    def peers_wait(self) -> bool | None:
+        """Whether another rank said lately that it waits for data. None: none has said a word yet."""
+        if not self.words:
+            return None
         if time.monotonic() - self._heard_s > _STALE * PAUSE_S:  # the store is gone, or does not answer
             return False
         return any(each.waiting >= ACT for each in self.words.values() if each.rank != self.own.rank)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
 from loadtune.errors import WorkloadError
 from loadtune.limits.forecast import Forecast, Outcome, forecast_from
 from loadtune.limits.recipe import STEP_S, nothing_fits
@@ -332,13 +333,6 @@ def _untrainable(report: FitReport, advice: str = "") -> WorkloadError:
         f"{report.failure.message.rstrip('.')}.{advice}",
         report.failure.log_tail or None,
     )
-
-
-SHM_SHARE = 0.8
-"""Of what is free in /dev/shm: other programs use it too, and a full one ends a worker with a bus error."""
-
-RAM_SHARE = 0.5
-"""Of the RAM that is available: the rest is for the workers themselves and the page cache that feeds them."""
 
 
 def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:

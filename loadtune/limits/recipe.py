@@ -165,8 +165,7 @@ def _best_recipe(
     spare_s: Callable[[], float],
     line_s: float,
 ) -> tuple[RecipeChoice, list[str]]:
-    """Climb from the plain recipe: each change is tried on the best so far and kept if it pays. ``line_s``: for the
-    memory line."""
+    """Climb from the plain recipe: a change is kept if it pays on the best so far. ``line_s``: for the memory line."""
     best, points, notes, precision = plain, [plain], list[str](), plain.recipe.precision
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
     # In the user's own step both are decided. An optimizer of the user's own is fused or not as it was made.

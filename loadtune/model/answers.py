@@ -16,8 +16,8 @@ from scipy.special import ndtr
 
 from loadtune.model.fit import SEGMENT_SD, Prediction, ThroughputModel
 from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
-from loadtune.records.interval import Interval
 from loadtune.records.result import Part, Resource, ResourceLimit
+from loadtune.statistics.interval import Interval, around_ratio
 
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""
@@ -88,7 +88,7 @@ def propose(
 
 def of_segment(found: Prediction, index: int) -> Interval:
     """Samples/s that one segment is expected to show at a setting, noise included."""
-    return _interval(found.mean[index], np.hypot(found.sd[index], SEGMENT_SD))
+    return around_ratio(math.exp(found.mean[index]), 1.96 * np.hypot(found.sd[index], SEGMENT_SD))
 
 
 def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:
@@ -120,7 +120,7 @@ def explain(model: ThroughputModel, here: Points, measured_per_s: float, others:
     theta, _ = model.draws(NUM_DRAWS, points)
     found = demands(theta, model.job, points, with_parts=True)
     predicted = model.predict(points)
-    spans = list(map(_interval, predicted.mean, predicted.sd))
+    spans = list(map(around_ratio, np.exp(predicted.mean).tolist(), (1.96 * predicted.sd).tolist()))
     needed = np.stack([found.by_resource[name] for name in RESOURCES])
     formed = (float(np.median(1 / found.seconds[:, 0])), float(np.median(1 / needed[..., 0].max(axis=0))))
     factor = spans[0].value / float(np.clip(spans[0].value, *formed))
@@ -186,11 +186,6 @@ def _shares(found: Demands, resource: Resource) -> dict[Part, float]:
     medians = {part: float(np.median(seconds[..., 0])) for part, seconds in found.parts[resource].items()}
     total = sum(medians.values())
     return {part: seconds / total for part, seconds in medians.items() if seconds > 0}
-
-
-def _interval(log_rate: float, sd: float) -> Interval:
-    low, rate, high = (math.exp(log_rate + times * sd) for times in (-1.96, 0, 1.96))
-    return Interval(value=rate, low=low, high=high)
 
 
 def _estimate(draws: Array) -> Interval:

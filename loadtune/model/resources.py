@@ -41,6 +41,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtune.model.workers import BATCH_COST_S, HAND_COST_S, SHARPNESS, soft_maximum
 from loadtune.records.result import Part, Resource
 
 Array = NDArray[np.float64]
@@ -97,17 +98,17 @@ PRIORS: Mapping[str, Prior] = {
     "load": Prior(1.0, 0.4),  # × sample_s: in a worker, collating included
     "busy": Prior(0.8, 0.15),
     "pile": Prior(4e-7, 1.0),  # s a sample and doubling of the batch beyond 256
-    "batch_cost": Prior(1e-3, 1.2),  # s a batch: queues, pickling, shared memory
+    "batch_cost": Prior(BATCH_COST_S, 1.2),  # s a batch: queues, pickling, shared memory
     "crowd": Prior(0.5, 0.8),
     "spin": Prior(1.0, 0.8),  # how much computing on a CPU is slowed by workers, whose cores its threads wait for
     "pin_rate": Prior(3.0e9, 0.6),  # bytes/s of the one thread
     "unpinned_rate": Prior(3.5e9, 0.6),  # bytes/s: opening shared memory and a pageable copy
     "copy_rate": Prior(2.0e10, 0.6),  # bytes/s from page-locked memory
-    "hand_cost": Prior(5e-4, 1.0),  # s a batch in the pinning thread
+    "hand_cost": Prior(HAND_COST_S, 1.0),  # s a batch in the pinning thread
     "launch": Prior(1.5e-2, 0.8),  # CPU s a step in the training process
     "sync": Prior(8e-3, 1.0),  # s a step
     "small": Prior(0.25, 0.7),  # seconds a sample below the smallest measured batch grow with this power of 1 ÷ batch
-    "sharpness": Prior(8.0, 0.8),  # n of the soft maximum
+    "sharpness": Prior(SHARPNESS, 0.8),  # n of the soft maximum
 }
 """One more for each recipe follows: by how much its step takes longer in training than it did alone."""
 
@@ -217,8 +218,7 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
             "device": np.where(in_process | (not gpu), 0.0, device_s),
         }
         needed = np.stack(np.broadcast_arrays(*each.values()))
-        most = needed.max(axis=0)
-        seconds = most * ((needed / most) ** n).sum(axis=0) ** (1 / n)
+        seconds = soft_maximum(needed, n)
         pin_busy = np.minimum(1.0, pin_s / seconds)
         busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if gpu else 1.0))
         stolen = np.minimum(1.0, loads_s / seconds / job.num_cores)

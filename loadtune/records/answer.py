@@ -80,7 +80,9 @@ def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
 
 def doubt_of(result: TuningResult, winner: Winner) -> str | None:
     """Why a winner that may be used is not confirmed: a sentence. None: it is."""
-    longer = ["with a larger --time-budget"] if _is_spent(result) else []
+    budget_s, took_s = result.config.time_budget_s, [each.runs[-1].seconds for each in result.finalists]
+    one_more_s = sum(took_s) + max(took_s, default=0.0) + LAST_SHARE * budget_s  # a round of the final, and a run
+    longer = ["with a larger --time-budget"] if budget_s - result.seconds <= one_more_s else []
     if winner.half_width_fraction is None:
         return f"nothing was measured twice. {' '.join(['Run again', *longer])}."
     if winner.rival_gain is not None and winner.inconclusive:
@@ -89,19 +91,13 @@ def doubt_of(result: TuningResult, winner: Winner) -> str | None:
         known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}"
         quieter = ["on a quieter machine"] if busy or not longer else []
         return f"{gain}; {known}. {f'{busy} ' if busy else ''}Run again {', or '.join([*quieter, *longer])}."
-    finalist = finalist_of(result, winner.config)
+    finalist = finalist_of(result.finalists, winner)
     if finalist is not None and finalist.unconfirmed is not None:
         return finalist.unconfirmed.explanation
     if not result.confirmed_whole:
         why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
         return f"the run was cut short before every run of the confirmation was made{why}."
     return None
-
-
-def _is_spent(result: TuningResult) -> bool:
-    """Whether the time budget left no time for one more round of the final and, to be safe, one more run."""
-    budget_s, took_s = result.config.time_budget_s, [each.runs[-1].seconds for each in result.finalists]
-    return budget_s - result.seconds <= sum(took_s) + max(took_s, default=0.0) + LAST_SHARE * budget_s
 
 
 def taken_by_others(outcome: object, host: HostFacts) -> tuple[float, str]:
@@ -129,6 +125,7 @@ def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:
     return {name: value for name, value in config.loader.kwargs().items() if not (fixed and name == "batch_size")}
 
 
-def finalist_of(result: TuningResult, config: TrialConfig) -> Finalist | None:
-    """What the confirmation measured of a configuration. None: it did not measure that one."""
-    return next((finalist for finalist in result.finalists if finalist.config == config and finalist.runs), None)
+def finalist_of(finalists: Sequence[Finalist], found: TrialConfig | Winner | None) -> Finalist | None:
+    """What the confirmation measured of a configuration, or of a winner's. None: it did not measure that one."""
+    config = found.config if isinstance(found, Winner) else found
+    return next((each for each in finalists if each.config == config and each.runs), None)

@@ -4,16 +4,15 @@ Raw windows are kept; statistics are derived from them. A window ends at a devic
 are the seconds its steps took. Windows abut: nothing between two of them goes unmeasured.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.errors import WorkloadError
-from loadtune.records import interval
 from loadtune.records.config import Precision, Recipe
-from loadtune.records.interval import Interval, around
 from loadtune.records.telemetry import Telemetry
+from loadtune.statistics.interval import Interval, around
+from loadtune.statistics.rate import delivered_samples, half_width_fraction, samples_per_s
 from loadtune.units import counted
 
 PAGE_LOCK_SHARE = 0.01
@@ -78,80 +77,11 @@ class Window:
         return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
 
 
-def delivered_samples(windows: Sequence[Window]) -> float:
-    """What these windows would have trained on if each had begun and ended with an equally long queue: the long run.
-
-    The least of three figures. What the workers made: a queue that shrinks is no throughput. What was taken from the
-    workers, where whoever takes was always busy: batches that pile up there are no throughput either. What the steps
-    alone would have consumed: where they hardly waited, a growing queue is no credit.
-    """
-    consumed, (seconds, waited, steps) = float(sum(w.num_samples for w in windows)), _sums(windows)
-    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
-    if len(grown) < len(windows) or steps == 0:
-        return consumed
-    made = consumed * (1 + math.fsum(grown) / steps)
-    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
-    return max(0.0, min(made, taken, consumed / steps * _collectable(windows)))
-
-
-def _sums(windows: Sequence[Window]) -> tuple[float, float, int]:
-    """(Seconds, seconds of waiting, steps.)"""
-    return sum(w.seconds for w in windows), sum(w.wait_s for w in windows), sum(w.num_steps for w in windows)
-
-
-def _busy(windows: Sequence[Window]) -> list[Window]:
-    """Windows in which whoever takes batches from the workers was always busy. Empty: less than half of the time."""
-    busy = [w for w in windows if (w.least_unpinned or w.least_untaken or 0) > 0 and w.num_collected is not None]
-    return busy if _sums(busy)[0] >= _sums(windows)[0] / 2 else []
-
-
-def _num_collected(windows: Sequence[Window]) -> int:
-    return sum(window.num_collected or 0 for window in windows)
-
-
-def _collectable(windows: Sequence[Window]) -> float:
-    """Batches that could have been collected from the workers in all windows, at the rate of the busy ones; no fewer
-    than were collected. Infinite where whoever collects was idle, or was not watched: no bound then.
-
-    Without a pinning thread the training process collects while it seems to wait, and trains in the rest of the time.
-    """
-
-    def at_once(some: Sequence[Window]) -> float:
-        collected, (seconds, waited, steps) = _num_collected(some), _sums(some)
-        if any(w.num_pinned is not None for w in some):
-            return collected
-        return seconds / (waited / collected + (seconds - waited) / steps) if collected else math.inf
-
-    busy = _busy(windows)
-    return max(at_once(busy) * _sums(windows)[0] / _sums(busy)[0], at_once(windows)) if busy else math.inf
-
-
 def sample_tokens(windows: Sequence[Window]) -> float | None:
     """Mean tokens of a sample, padding included. None: batches are no text."""
     texts = [window for window in windows if window.num_tokens is not None]
     num_samples = sum(window.num_samples for window in texts)
     return sum(window.num_tokens or 0 for window in texts) / num_samples if num_samples else None
-
-
-def samples_per_s(windows: Sequence[Window]) -> float:
-    """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
-    if not windows:
-        raise ValueError("no windows: nothing was measured")
-    return delivered_samples(windows) / _sums(windows)[0]
-
-
-def half_width_fraction(windows: Sequence[Window]) -> float | None:
-    """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
-
-    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where collecting
-    batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
-    """
-    width = interval.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
-    if width is None or not (collected := _num_collected(_busy(windows))):
-        return width
-    samples_a_step = sum(w.num_samples for w in windows) / _sums(windows)[2]
-    is_limit = samples_a_step * _collectable(windows) <= delivered_samples(windows)
-    return max(width, 1 / collected) if is_limit else width
 
 
 FailureKind = Literal[
@@ -187,10 +117,7 @@ class TrialFailure:
 def raise_for_the_user(outcome: object) -> None:
     """Raise WorkloadError for a failure of the user's own code: it would fail in every other trial, too."""
     if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
-        raise WorkloadError(
-            f"{outcome.message.rstrip('.')}. Correct it, and run again.",
-            outcome.log_tail or None,
-        )
+        raise WorkloadError(f"{outcome.message.rstrip('.')}. Correct it, and run again.", outcome.log_tail or None)
 
 
 def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:

@@ -34,8 +34,7 @@ class AllocationTrace:
     idle_bytes: int
     """What the allocator held from the driver before the first event."""
     events: tuple[int, ...]
-    """Above 0: so many bytes are asked for, and the request is numbered, from 1. Below 0: the request of that number is
-    given back."""
+    """Above 0: so many bytes are asked for; the request is numbered, from 1. Below 0: that request is given back."""
     step_starts: tuple[int, ...]
     """Where in `events` each training step begins."""
 

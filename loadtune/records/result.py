@@ -1,15 +1,16 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import loadtune
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.interval import Interval, around
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
+from loadtune.statistics.interval import Interval, Mean, around, mean_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -215,6 +216,11 @@ class Finalist:
     def seen(self) -> tuple[Measurement, ...]:
         """All its runs, that of the search too: what the spread between runs is estimated from."""
         return self.runs if self.tried is None else (*self.runs, self.tried)
+
+    def mean_among(self, finalists: "Sequence[Finalist]") -> Mean:
+        """Of its rate; the spread is pooled over these finalists."""
+        among = [[run.samples_per_s for run in each.seen] for each in finalists]
+        return mean_of([run.samples_per_s for run in self.runs], among)
 
     @property
     def samples_per_s(self) -> float:

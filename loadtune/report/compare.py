@@ -1,23 +1,18 @@
 """Two results of one workload side by side: what differs, the ratio of their rates, and how it is shown. Pure.
 
-In: two `TuningResult`s. Out: a `Comparison`. It refuses what cannot be compared, says what makes a comparison doubtful,
-and claims no difference that the runs of both sides do not show.
+It claims no difference that the runs of both sides do not show.
 """
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 from loadtune.errors import ResultError
 from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.facts import HostFacts
-from loadtune.records.interval import Interval, spread_between, students_t
-from loadtune.records.measurement import Measurement
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.tables import Section, Table, View, confirmed_row
 from loadtune.report.wording import field_text, gain_text
+from loadtune.statistics.interval import Interval, Mean, ratio_of
 from loadtune.units import MISSING, bytes_text
 
 Value = str | int | float | bool | None
@@ -96,7 +91,6 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
 
 
 def view(found: Comparison) -> View:
-    """The comparison as a command prints it."""
     sides = (found.before, found.after)
     same = () if found.changes else ("Machine, versions and workload are the same in both.",)
     ratio = "There is no winner on one side, so there is no ratio."
@@ -126,43 +120,6 @@ def _shown(name: str, value: Value) -> str:
     if value is None:
         return MISSING
     return bytes_text(value) if name.endswith("_bytes") and not isinstance(value, str) else str(value)
-
-
-class Mean(NamedTuple):
-    """Of repeated runs of one configuration."""
-
-    value: float
-    variance: float | None
-    """Of the mean, as a share of its square, from the spread between runs. None: nothing on that side ran twice."""
-    degrees_of_freedom: int = 1
-
-    @property
-    def half_width_fraction(self) -> float | None:
-        return None if self.variance is None else students_t(self.degrees_of_freedom) * math.sqrt(self.variance)
-
-
-def mean_of(runs: Sequence[Measurement], among: Sequence[Sequence[Measurement]] = ()) -> Mean:
-    """Mean rate. The spread is pooled over the configurations ``among`` which it is one."""
-    mean = statistics.fmean(run.samples_per_s for run in runs)
-    spread = spread_between([[run.samples_per_s for run in each] for each in among or [runs]])
-    return Mean(mean, spread.relative_sd**2 / len(runs), spread.degrees_of_freedom) if spread else Mean(mean, None)
-
-
-def ratio_of(before: Mean, after: Mean) -> Interval:
-    """After over before; without an interval where a side has no spread.
-
-    Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread: Welch's
-    interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a
-    share of the mean. It knows nothing of what a machine does from one day to the next.
-    """
-    ratio = after.value / before.value
-    if before.variance is None or after.variance is None:
-        return Interval(value=ratio)
-    variance = before.variance + after.variance
-    doubt = before.variance**2 / before.degrees_of_freedom + after.variance**2 / after.degrees_of_freedom
-    # No doubt is left by identical runs, as only a fake makes them.
-    width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance) if doubt else 0.0
-    return Interval(value=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
 
 
 def _trained(result: TuningResult, with_facts: bool) -> dict[str, Value]:
@@ -202,8 +159,8 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
 
 def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
     """Of a confirmation. None: it has no winner."""
-    finalist = winner and finalist_of(result, winner.config)
-    return mean_of(finalist.runs, [each.seen for each in result.finalists]) if finalist else None
+    finalist = finalist_of(result.finalists, winner)
+    return finalist.mean_among(result.finalists) if finalist else None
 
 
 def _notes(which: str, result: TuningResult, winner: Winner | None) -> tuple[str, ...]:

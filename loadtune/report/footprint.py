@@ -1,8 +1,4 @@
-"""Where memory goes, as plain data: the account of a step, its layers, the largest batch in words.
-
-In: a `FootprintReport`. Out: a `View`, which `text` renders. A module of its own because nothing of it
-belongs to a run of the tuner.
-"""
+"""Where memory goes, as plain data: the account of a step, its layers, the largest batch in words."""
 
 from loadtune.records.footprint import FootprintReport, LayerFootprint, StepAccount
 from loadtune.report.tables import Section, Table, View

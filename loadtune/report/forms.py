@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from loadtune.errors import UsageError
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import TrialConfig
-from loadtune.records.result import TuningResult, Winner
-from loadtune.report.sentences import answer_text, bottleneck_sentence, changes_code
+from loadtune.records.result import TriedRemedy, TuningResult, Winner
 from loadtune.report.store import as_json
-from loadtune.report.tables import winners_table
-from loadtune.report.wording import settings_text
+from loadtune.report.tables import Section, winners_table
+from loadtune.report.wording import answer_text, bottleneck_sentence, gain_text, remedy_text, settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -72,6 +71,27 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     if has_own_loader(result):
         others = "    # your other arguments, such as sampler and collate_fn\n"
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
+
+
+def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, ...]:
+    """What to paste for each change that was tried, and what it gains; ``kept``: of those that gain for sure
+    together, in the order to paste."""
+    return tuple(
+        Section(
+            title=f"{remedy_text(each.name)}: {each.title}",
+            note=f"{_gain_of(each)}What changes for training: {each.changes}.",
+            lines=tuple(each.code.splitlines()),
+        )
+        for each in (result.remedies.tried if result.remedies and result.best else ())
+        if each.code and (each.kept or not kept)
+    )
+
+
+def _gain_of(each: TriedRemedy) -> str:
+    if each.gain is not None:
+        return f"Measured alone: {gain_text(each.gain, '99% interval ')}. "
+    predicted = "" if each.predicted is None else f"Predicted: {gain_text(each.predicted)}. "
+    return predicted + (f"Not measured alone: {each.reason}. " if each.reason else "")
 
 
 class Line(NamedTuple):
@@ -138,7 +158,6 @@ def _update(is_scaled: bool, accumulate: int) -> list[Line]:
 
 
 def _loader_call(result: TuningResult) -> str:
-    """How the exported arguments are used."""
     return f"DataLoader(dataset, {'…' if has_own_loader(result) else 'shuffle=True, drop_last=True'}, **LOADER_KWARGS)"
 
 

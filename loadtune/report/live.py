@@ -1,7 +1,4 @@
-"""What is shown during a run: one line that redraws itself on a terminal, plain lines elsewhere.
-
-In: `Progress` records. Out: lines on a stream, or a notebook's bar, drawn again in its place. Both are listeners.
-"""
+"""What is shown during a run: one line that redraws itself on a terminal, plain lines elsewhere."""
 
 import math
 import sys

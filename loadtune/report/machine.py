@@ -1,7 +1,4 @@
-"""The machine in words: what it offers, who else uses it, and how busy it was.
-
-In: `HostFacts`, or the `Telemetry` of a span of time. Out: rows and strings.
-"""
+"""The machine in words: what it offers, who else uses it, and how busy it was."""
 
 from dataclasses import fields
 

@@ -1,7 +1,6 @@
 """Results on disk: a folder of its own for every run, one JSON file in it, and reading it back.
 
-In: a `TuningResult`, or a path somewhere under ``loadtune-results``. Out: ``result.json``, or the result it holds. A
-module of its own because what reads a file of another version, or a damaged one, must say so before anything uses it.
+What reads a file of another version, or a damaged one, says so before anything uses it.
 """
 
 import fcntl
@@ -28,6 +27,7 @@ from loadtune.units import CONTROL, bytes_text
 T = TypeVar("T")
 
 RESULT_FILE = "result.json"
+RUN_FILE = "run.json"
 STUDY_FILE = "study.db"
 LOG_FILE = "training.log"
 """What the training process and its workers write."""
@@ -91,7 +91,7 @@ def owned(folder: Path, *, surely: bool = False) -> Iterator[None]:
     except OSError as error:
         raise not_written(path, error) from error
     with file:
-        for name in (RESULT_FILE, STUDY_FILE, "run.json", "report.html"):  # of an owner that was killed
+        for name in (RESULT_FILE, STUDY_FILE, RUN_FILE, "report.html"):  # of an owner that was killed
             for half_written in folder.glob(f".{name}.????????"):
                 half_written.unlink(missing_ok=True)
         owner = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%F %T} UTC"
@@ -205,6 +205,12 @@ def result_files(path: Path) -> list[Path]:
         "Give a result.json, or a folder with one. `loadtune run` writes them; `loadtune run --resume` continues a run "
         "that was killed before it had one.",
     )
+
+
+def newest_run(out: Path) -> Path:
+    """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
+    todo = "Give the folder of a run, or run without --resume."
+    return files_below(out, RUN_FILE, "run to resume", todo)[-1].parent
 
 
 def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:

@@ -1,6 +1,6 @@
 """Tables: a row is a configuration, with what was set, measured and judged of it. And how rich shows a table.
 
-In: a `TuningResult`. Out: cells by the name of their column. The page, Markdown and the terminal show the same cells.
+The page, Markdown and the terminal show the same cells.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, sample_tokens
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text
+from loadtune.statistics.interval import Interval
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
 
 def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:
     """``winner``: None for the baseline."""
-    finalist = finalist_of(result, config)
+    finalist = finalist_of(result.finalists, config)
     row = _settings(result, config)
     if finalist is None:
         return row | {"samples/s (95% CI)": Cell("not measured")}
@@ -192,7 +192,6 @@ def interval_cell(found: Interval | None) -> Cell:
 
 
 def banner_text(rows: Iterable[tuple[str, str]]) -> "RenderableType":
-    """Names beside values."""
     from rich.table import Table as RichTable
     from rich.text import Text
 

@@ -1,7 +1,7 @@
 """What `loadtune run` prints at its end: at most 22 lines, the code to paste within the first twelve.
 
-In: a `TuningResult` and the file that holds everything else. Out: lines of at most 100 characters; only a path may be
-longer. Where fp16 sums gradients over several batches, the code ends with line 15.
+Lines have at most 100 characters; only a path may be longer. Where fp16 sums gradients over several batches, the code
+ends with line 15.
 """
 
 import re
@@ -12,19 +12,8 @@ from pathlib import Path
 
 from loadtune.records.answer import loader_kwargs
 from loadtune.records.result import Finalist, TuningResult, Winner
+from loadtune.report import wording
 from loadtune.report.forms import changed_lines, has_own_loader
-from loadtune.report.sentences import (
-    ASSUMED,
-    answer_text,
-    batch_caution,
-    best_with_changes,
-    bottleneck_sentence,
-    keep_text,
-    seen_once,
-    steps,
-    warning,
-)
-from loadtune.report.wording import interval_text, settings_text
 from loadtune.units import counted, ratio_text
 
 LINES, CODE_END, WIDTH = 22, 12, 100
@@ -39,17 +28,17 @@ def terminal_answer(
 
     Without `with_notes` notes are only counted: they were shown while the run went on.
     """
-    winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
+    winner, warned = result.best and (result.best_at_your_batch or result.best), wording.warning(result)
     if winner is not None and winner.config == result.yours:
         winner = result.best  # at another batch size, where something is proven there alone
     warnings = () if warned is None else (warned,)
-    head, code, below, said = _wrapped([*warnings, *seen_once(result)]), list[str](), list[str](), list[str]()
+    head, code, below, said = _wrapped([*warnings, *wording.seen_once(result)]), list[str](), list[str](), list[str]()
     if winner is not None:
         head, code = _wrapped([_headline(result, winner)]), _code(result, winner)
         code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
-        changed = (f"{sentence} {code_of}" for sentence in best_with_changes(result))
+        changed = (f"{sentence} {code_of}" for sentence in wording.best_with_changes(result))
         below = _wrapped([*_other_batch(result, winner), *warnings, *changed])
-        said = _wrapped([*_gains(result, winner), *bottleneck_sentence(result)])
+        said = _wrapped([*_gains(result, winner), *wording.bottleneck_sentence(result)])
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
@@ -84,15 +73,15 @@ def _spaced(head: list[str], code: list[str], *others: list[str]) -> tuple[str, 
 def _headline(result: TuningResult, winner: Winner) -> str:
     """With the batch size, where the user gave one and may get another."""
     at = f"Batch {winner.config.batch_size}: " if result.best_at_your_batch and winner.config != result.yours else ""
-    return at + answer_text(result, winner)
+    return at + wording.answer_text(result, winner)
 
 
 def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     """What another batch size than the user's brings. It changes the optimization, so it is said apart."""
     best, at_yours = result.best, result.best_at_your_batch
     if best is None or best.config.batch_size == winner.config.batch_size:
-        kept = keep_text(result, at_yours) if at_yours and at_yours != winner else ""
-        return (*batch_caution(result), *([kept] if kept else []))
+        kept = wording.keep_text(result, at_yours) if at_yours and at_yours != winner else ""
+        return (*wording.batch_caution(result), *([kept] if kept else []))
     return (f"{_headline(result, best)} Retune the learning rate.",)
 
 
@@ -121,7 +110,7 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
         return []
     labels = [names.get(found.config, "") for found in shown]
     label = max(map(len, labels))
-    figures = ["samples/s (95%)", *(interval_text(found.throughput) for found in shown)]
+    figures = ["samples/s (95%)", *(wording.interval_text(found.throughput) for found in shown)]
     rate = max(map(len, figures))
     words = WIDTH - rate - len("  runs") - 2
     left = [f"{result.config.workload.title} on {result.device.name}, measured alternately"]
@@ -136,16 +125,16 @@ def _settings(result: TuningResult, found: Finalist) -> str:
     """With what has to be known of them."""
     kept = result.remedies and result.remedies.config
     marks = {
-        "assumed": found.config == result.yours and bool(ASSUMED & set(result.assumed)),
+        "assumed": found.config == result.yours and bool(wording.ASSUMED & set(result.assumed)),
         "not confirmed": found.unconfirmed is not None,
         "not proven": bool(found.config.remedies) and found.config != kept,
     }
     known = "; ".join(mark for mark, holds in marks.items() if holds)
-    return settings_text(replace(found.config, remedies=())) + (f" ({known})" if known else "")
+    return wording.settings_text(replace(found.config, remedies=())) + (f" ({known})" if known else "")
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
-    words = [f"{each.name} {ratio_text(each.ratio.value)}" for each in steps(result, winner)]
+    words = [f"{each.name} {ratio_text(each.ratio.value)}" for each in wording.steps(result, winner)]
     changes = result.remedies if winner == result.best else None
     if words and changes is not None and changes.config is not None and changes.gain is not None:
         words.append(f"change of the code {ratio_text(changes.gain.value)}")

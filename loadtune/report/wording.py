@@ -1,14 +1,19 @@
-"""Records as short text: settings, limits, failures. In: a record. Out: a string."""
+"""A result in words: settings, limits and failures in short; then sentences on the answer, what limits it and what each
+step and change gains."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
+from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.config import Precision, Recipe, TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import FailureKind, RecipeChoice
 from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
-from loadtune.records.result import Resource
-from loadtune.units import counted, number_text, ratio_text
+from loadtune.records.result import ChangeKind, Resource, TuningResult, Winner
+from loadtune.statistics.interval import Interval
+from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -40,6 +45,18 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
     "too_slow": "too slow",
 }
 """Of a table's width: 13 characters at most."""
+
+ASSUMED = {"batch_size", "num_workers", "pin_memory", "precision"}
+"""Settings that a user may leave out."""
+
+_MOSTLY_TEXT = {
+    ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
+    ("main", "launching"): "the training process, which launches the steps",
+    ("main", "loading"): "the training process, which loads the samples itself",
+    ("device", "copying"): "copies to the GPU",
+    ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
+}
+_CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
 
 _ACRONYMS = {"cpu": "CPU", "cuda": "CUDA", "gpu": "GPU", "os": "OS", "python": "Python", "ram": "RAM", "sm": "SM"}
 _UNIT = re.compile(r"_(per_s|bytes|fraction|hz|s)$")
@@ -123,3 +140,167 @@ def recipe_line(choice: RecipeChoice) -> str:
         return "Your training step decides precision, memory format, optimizer and torch.compile"
     timed = f"chosen from {len(choice.points)} variants, each timed once" if len(choice.points) > 1 else "timed once"
     return f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {timed}"
+
+
+# Sentences
+
+
+def warning(result: TuningResult) -> str | None:
+    """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
+    if result.cut_short is not None:
+        num_kept = sum(each.measurement is not None for each in result.trials)
+        num_kept += sum(len(each.runs) for each in result.finalists)
+        scope = "The figures come from fewer runs than planned."
+        if result.confirmed_whole:
+            scope = "The confirmation was complete before that."
+        if result.best is None:
+            scope = "Nothing was confirmed."
+        kept = f"{counted(num_kept, 'measurement')} {'is' if num_kept == 1 else 'are'} kept. " if num_kept else ""
+        return f"Cut short: {result.cut_short.rstrip('.')}. {kept}{scope}"
+    if result.best is None:
+        return "No configuration could be confirmed."
+    doubt = None if result.best.config == result.yours else doubt_of(result, result.best)  # which `keep_text` says
+    return doubt and f"The answer is not confirmed: {doubt}"
+
+
+def seen_once(result: TuningResult) -> tuple[str, ...]:
+    """The best trial of a run that confirmed nothing. Empty: there is an answer."""
+    if result.best is not None:
+        return ()
+    timed = {trial.measurement.samples_per_s: trial.config for trial in result.trials if trial.measurement is not None}
+    if not timed:
+        return () if result.finalists else ("No trial was measured.",)
+    rate = max(timed)
+    return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(timed[rate])}.",)
+
+
+def answer_text(result: TuningResult, winner: Winner) -> str:
+    """The answer, as every view says it: the rate and the gain, or why the user's settings stay.
+
+    The gain alone where the interval of the rate reaches 0: then only the gain is proven.
+    """
+    found, known, gain = finalist_of(result.finalists, winner), winner.throughput, winner.speedup
+    rate = f"{interval_text(known)} samples/s{' (1 run)' if found and len(found.runs) == 1 else ''}"
+    if kept := keep_text(result, winner):
+        return f"{kept} Baseline: {rate}."
+    base = "PyTorch's defaults" if set(result.assumed) >= ASSUMED else "your settings"
+    if gain is None:
+        return f"{rate}; {base} could not be measured."
+    ratio, _, interval = gain_text(gain, "99% interval ").partition(" ")
+    is_known = known.low is None or known.low > 0
+    return f"{f'{rate}, ' if is_known else ''}{ratio} {base} {interval}."
+
+
+def batch_caution(result: TuningResult) -> tuple[str, ...]:
+    """What another batch size changes in training. Empty: it is the baseline's."""
+    best, yours = result.best, result.yours
+    if best is None or yours is None or best.config.batch_size == yours.batch_size:
+        return ()
+    changed = f"Batch size {best.config.batch_size} instead of {yours.batch_size}"
+    return (f"{changed}: tune the learning rate again, check accuracy.",)
+
+
+def keep_text(result: TuningResult, winner: Winner) -> str:
+    """``Keep your settings: …`` or ``No conclusion: …``. Empty: something else than the baseline is proven better."""
+    if winner.config != result.yours:
+        return ""
+    what, where, there = "your settings", "", ""
+    if result.best is None or result.best.config != winner.config:
+        where, there = f" at batch size {winner.config.batch_size}", " there"
+    if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
+        return f"No conclusion{where}: {doubt}"
+    if set(result.assumed) >= ASSUMED:
+        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
+    most = winner.rival_gain and winner.rival_gain.high
+    gains = f"gains more than {percent_text(max(most - 1, 0.001), 1)}" if most else "is proven faster"
+    return f"Keep {what}{where}: nothing else that was tried{there} {gains}."
+
+
+def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
+    """One resource and its probability. A limit below the measured rate is none that can be told."""
+    found, best = result.bottleneck, result.best
+    if found is None or best is None:
+        return ()
+    if not found.holds:
+        missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
+        why = f"{missed}; it predicts {percent_text(found.explained)} of the measured throughput"
+        return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
+    first, rate = found.limits[0], found.limits[0].samples_per_s.value
+    mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
+    name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
+    at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
+    at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
+    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}).",)
+
+
+class Gain(NamedTuple):
+    name: str
+    ratio: Interval
+    """Throughput after ÷ before."""
+    is_measured: bool
+    """False: predicted by the throughput model."""
+
+
+def steps(result: TuningResult, winner: Winner) -> tuple[Gain, ...]:
+    """What each lever brings, pulled one after another from the user's settings to the answer.
+
+    Levers between which no contestant of the final stands are told together.
+    """
+    start, end = result.yours, winner.config
+    if start is None or start == end:
+        return ()
+    loader = replace(end.loader, batch_size=start.batch_size)
+    path = {
+        "baseline": start,
+        "workers and pinning": replace(start, loader=loader),
+        "precision and memory format": replace(end, loader=loader),
+        "batch size": end,
+    }
+    found, names, last = list[Gain](), list[str](), finalist_of(result.finalists, start)
+    for (_, before), (name, after) in pairwise(path.items()):
+        names += [name] if before != after else []
+        reached = finalist_of(result.finalists, after)
+        if names and last is not None and reached is not None:
+            ratio = Interval(value=reached.samples_per_s / last.samples_per_s)
+            found.append(Gain(" together with ".join(names), ratio, True))
+            names, last = [], reached
+    return tuple(found)
+
+
+def changes(result: TuningResult) -> tuple[Gain, ...]:
+    """On top of the best: the changes of the code that gain together, each by itself, then what other hardware or
+    samples are predicted to bring."""
+    found, remedies, model = list[Gain](), result.remedies, result.bottleneck
+    if remedies is not None:
+        if remedies.config is not None and remedies.gain is not None:
+            found.append(Gain(" and ".join(map(remedy_text, remedies.config.remedies)), remedies.gain, True))
+        found += [
+            Gain(remedy_text(each.name), gain, each.gain is not None)
+            for each in remedies.tried
+            if each.config != remedies.config and (gain := each.gain or each.predicted)
+        ]
+    if model is not None and model.holds:
+        found += [Gain(_CHANGES[each.kind], each.gain, False) for each in model.changes]
+    return tuple(found)
+
+
+def best_with_changes(result: TuningResult) -> tuple[str, ...]:
+    """One sentence: what all changes that gain bring together, over the best alone. Empty: none was faster."""
+    found, best = result.remedies, result.best
+    if found is None or best is None or found.gain is None:
+        return ()
+    if found.config is None or found.samples_per_s is None:
+        changed = next((each for each in result.finalists if each.config.remedies), None)
+        if changed is None or found.gain.value < 1.0:
+            return ()
+        titles = "; ".join(each.title for each in found.tried if each.name in changed.config.remedies)
+        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {titles}.",)
+    config, others = found.config, ""
+    if (config.loader, config.precision) != (best.config.loader, best.config.precision):
+        others = f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
+    if config.batch_size != best.config.batch_size:
+        others += ". Tune the learning rate again"
+    on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
+    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(found.samples_per_s.value)}"
+    titles = "; ".join(each.title for each in found.tried if each.kept)
+    return (f"A change of your code gains {gain}: {titles}{others}.",)

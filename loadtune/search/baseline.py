@@ -1,10 +1,13 @@
 """The user's own configuration: what was given, what is assumed in its place, and what of it this device cannot do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
+from loadtune.limits.recipe import STEP_S, power_of_two_to
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import ComputePoint, RecipeChoice
+from loadtune.records.memory import MemoryCeiling
 from loadtune.units import bytes_text, counted
 
 ASSUMED_BATCH = 64
@@ -57,10 +60,52 @@ def your_config(
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
 
 
+def baseline(
+    yours: YourSettings,
+    facts: WorkloadFacts,
+    recipes: Sequence[RecipeChoice],
+    ceilings: Sequence[MemoryCeiling],
+    *,
+    can_pin: bool,
+) -> tuple[TrialConfig, list[str]]:
+    """The user's own configuration, and what to know of it; an assumed batch size is one that trains well here."""
+    precision, notes = yours.precision or "fp32", list[str]()
+    ceiling = next((each for each in ceilings if each.precision == precision), None)
+    points = [p for choice in recipes for p in choice.points if p.recipe.precision == precision]
+    largest = _assumed_batch(facts, points, ceiling)
+    own = your_config(yours, largest, can_pin=can_pin, own_loader=facts.own_loader)
+    if yours.batch_size is None and own.batch_size < ASSUMED_BATCH:
+        notes.append(
+            f"The baseline has batch size {own.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
+            "batch takes more than a second on this machine, or does not fit. Give your own with --batch-size."
+        )
+    if yours.pin_memory and not can_pin:
+        notes.append("pin_memory has no effect without a GPU; the baseline is measured without it.")
+    if yours.persistent_workers and not own.loader.num_workers:
+        notes.append(
+            "persistent_workers has no effect without workers; the baseline is measured without it. Give your number of"
+            " workers with --num-workers."
+        )
+    if ceiling is not None and ceiling.limit in ("memory", "failure") and own.batch_size > ceiling.batch_size:
+        notes.append(
+            f"Your batch size {own.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"
+            " here. The confirmation tries it all the same."
+        )
+    return own, notes
+
+
+def _assumed_batch(facts: WorkloadFacts, points: Sequence[ComputePoint], ceiling: MemoryCeiling | None) -> int:
+    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
+    take longer than `STEP_S`, or its precision does not train it. ``points``, ``ceiling``: of its precision."""
+    within_s = max((STEP_S * point.quickest_per_s for point in points), default=ASSUMED_BATCH)
+    bounds = (ASSUMED_BATCH, within_s, None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
+    return max(facts.smallest_batch, power_of_two_to(min(bound for bound in bounds if bound is not None)))
+
+
 # Requests that this dataset, model or device cannot meet; the config is after `with_facts`
 
 
-def batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
+def _batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
     """Batch sizes that the options name, and that a loader of fixed batches, an epoch or the model does not allow."""
     sizes = {
         "--batch-size": config.yours.batch_size,
@@ -101,8 +146,9 @@ def _too_small(found: str, least: int) -> str:
     )
 
 
-def other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:
-    """Of workers, precisions, and what only a GPU or images have."""
+def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:
+    """Of batch sizes, workers, precisions, and what only a GPU or images have."""
+    yield from _batch_problems(config, facts)
     most, fixed = facts.max_workers, config.fixed("num_workers")
     for option, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):
         if most is not None and asked is not None and int(asked) > most:

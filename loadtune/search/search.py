@@ -8,26 +8,29 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtune.changes import Situation, in_order
-from loadtune.changes.stack import OF_LEFT, Stack, applied
+from loadtune.changes import Situation
+from loadtune.changes.stack import OF_LEFT, Stack
 from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
 from loadtune.model.answers import WORTH, is_enough, of_segment, propose
 from loadtune.model.fit import SEGMENT, Segments, ThroughputModel
 from loadtune.model.resources import POINT, Job, Points
-from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.model.workers import WAITS
+from loadtune.records.answer import Failed
+from loadtune.records.config import LoaderConfig, Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Trial, TrialOrigin
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.run import Run
-from loadtune.search.segment import expected_seconds, outcome_text, timed
-from loadtune.search.space import EPOCH_STEPS, WAITS, SearchSpace, largest_batch, size
+from loadtune.run.budget import Budget
+from loadtune.run.measure import expected_seconds, outcome_text
+from loadtune.run.state import Resumable
+from loadtune.search.space import EPOCH_STEPS, SearchSpace, largest_batches, size
+from loadtune.statistics.interval import Interval
 from loadtune.units import counted, seconds_text
 
 MOST = 400
@@ -294,81 +297,87 @@ FEW = 6
 """Trials, below which a search that time ended is worth a word."""
 
 
-def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
-    """Search the space; the user's own loader settings come first. Returns what was learned."""
+def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | None = None) -> Search:
+    """Search the space; the user's own loader settings come first. Returns what was learned. ``stack``: the changes of
+    the code that the space has."""
     from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
 
-    with run.stage("changes" if searched.codes else "study"):
-        _note_shm(run, facts, max(searched.num_workers))
+    state, budget, journal = run.state, run.budget, run.journal
+    with journal.stage("changes" if searched.codes else "study"):
+        if state.yours is not None:
+            journal.note(_shm_note(state.yours.loader, facts, run.host_now(), max(searched.num_workers)))
         search = Search(
-            job=known_job(run, facts, searched),
+            job=known_job(state, facts, searched, stack),
             space=searched,
-            yours=_in_space(run.yours, searched),
-            feasible=lambda configs: feasible(run, facts, configs),
-            left_s=lambda: run.left_s,
+            yours=_in_space(state.yours, searched),
+            feasible=lambda configs: feasible(state, facts, run.host_now, configs),
+            left_s=lambda: budget.left_s,
         )
-        for trial in run.trials:  # of before an interruption, or of the search without changes of the code
+        for trial in state.trials:  # of before an interruption, or of the search without changes of the code
             search.saw(trial)
 
         def save(content: Callable[[], bytes]) -> None:
-            run.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(run.folder / STUDY_FILE, content()))
+            journal.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(journal.folder / STUDY_FILE, content()))
 
-        kept = OptunaStudy(searched, save, run.trials)
-        if run.search_notes is not None or (run.steps and not searched.codes):  # before an interruption
-            run.note(*(run.search_notes or ()))
+        trials = state.trials
+        kept = OptunaStudy(searched, save, trials)
+        if state.search_notes is not None or (state.steps and not searched.codes):  # before an interruption
+            journal.note(*(state.search_notes or ()))
             return search
-        num_before, begun_s = [*(bool(each.config.remedies) for each in run.trials), True].index(True), run.clock.now()
-        while (asked := _upcoming(run, search, begun_s, num_before)) is not None:
+        num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock.now()
+        while (asked := _upcoming(state, budget, search, begun_s, num_before)) is not None:
             kept.ask(asked.config)
             trial = _tried(run, asked)
-            run.trials.append(trial)
-            run.save()
-            run.tell(f"trial {len(run.trials)}/{run.config.num_trials}: {outcome_text(trial.config, trial.outcome)}")
+            trials.append(trial)
+            journal.save()
+            outcome = outcome_text(trial.config, trial.outcome)
+            journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome}")
             kept.tell(trial)
             search.saw(trial)
-        notes = tuple(_end_notes(run, search))
-        run.tell(f"The search ended: {search.ended or 'its share of the time budget was used'}.")
-        run.note(*notes)
-        run.search_notes = notes
-        run.save()
+        notes = tuple(_end_notes(state, search))
+        journal.tell(f"The search ended: {search.ended or 'its share of the time budget was used'}.")
+        journal.note(*notes)
+        state.search_notes = notes
+        journal.save()
     return search
 
 
-def _upcoming(run: Run, search: Search, begun_s: float, num_before: int) -> Next | None:
+def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, num_before: int) -> Next | None:
     """What to try now. None: the search is over, and `Search.ended` says why; it is empty where time is short.
 
     ``num_before``: trials of before this search, which began at ``begun_s``.
     """
-    of_code, num_run = bool(search.space.codes), len(run.trials)
-    most = max(run.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
+    of_code, num_run = bool(search.space.codes), len(state.trials)
+    most = max(state.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
     if num_run >= most:
         search.ended = f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
         return None
-    now, each_s = run.clock.now(), statistics.fmean([measured.seconds for _, measured in run.tried] or [1.0])
-    if not run.tried and run.yours is not None:
-        each_s = max(each_s, search.expected_s(run.yours))
+    now, each_s = budget.clock.now(), statistics.fmean([measured.seconds for _, measured in state.tried] or [1.0])
+    if not state.tried and state.yours is not None:
+        each_s = max(each_s, search.expected_s(state.yours))
     # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
-    must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and run.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
+    must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
     if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
-        until_s = run.search_until_s(begun_s, math.inf, of_code=of_code)
-        left_s = min(until_s - now, run.left_s - 2 * MIN_RUNS * each_s)
+        until_s = budget.search_until_s(begun_s, math.inf, of_code=of_code)
+        left_s = min(until_s - now, budget.left_s - 2 * MIN_RUNS * each_s)
     asked = search.next(left_s) if left_s >= each_s else None
     if asked is None or must:
         return asked
     # On a CPU, trials of larger batches take longer.
     lasts_s = max(each_s, search.expected_s(asked.config)) if asked.origin == "search" else each_s
-    return asked if now + lasts_s <= run.search_until_s(begun_s, asked.expected, of_code=of_code) else None
+    return asked if now + lasts_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else None
 
 
 def _tried(run: Run, asked: Next) -> Trial:
     """Run it. What cannot be run again twice in the time left is of no use, unless it is the user's own. Raises
     WorkloadError for an error that the user can correct."""
-    outcome = timed(run, asked.config, math.inf if asked.config == run.yours else run.left_s / (1 + MIN_RUNS))
+    limit_s = math.inf if asked.config == run.state.yours else run.budget.left_s / (1 + MIN_RUNS)
+    outcome = run.measuring.timed(asked.config, limit_s)
     measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
     if not asked.config.remedies:
         raise_for_the_user(outcome)
     return Trial(
-        number=len(run.trials),
+        number=len(run.state.trials),
         config=asked.config,
         origin=asked.origin,
         predicted=asked.predicted,
@@ -377,10 +386,10 @@ def _tried(run: Run, asked: Next) -> Trial:
     )
 
 
-def known_job(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Job:
+def known_job(state: Resumable, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | None) -> Job:
     """As the model takes it, with what has been measured without a loader until now."""
-    job = job_of(facts, run.host, run.device, searched.recipes, run.compute_points)
-    return job if run.changes is None else replace(job, changed=run.changes.jobs(job))
+    job = job_of(facts, state.host, state.device, searched.recipes, state.compute_points)
+    return job if stack is None else replace(job, changed=stack.jobs(job))
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
@@ -394,20 +403,21 @@ def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig |
 # What can run: by the memory ceilings, the host's memory now, and the trials that failed
 
 
-def feasible(run: Run, facts: WorkloadFacts, configs: Sequence[TrialConfig]) -> list[TrialConfig]:
+def feasible(
+    state: Resumable, facts: WorkloadFacts, host_now: Callable[[], HostFacts], configs: Sequence[TrialConfig]
+) -> list[TrialConfig]:
     """Those of them that can run, by all that is known now."""
-    largest = {ceiling.precision: largest_batch(run, ceiling) for ceiling in run.ceilings}
-    failed = run.failed
+    largest, failed = largest_batches(state.config, state.ceilings), state.failed
     able = [
         config
         for config in configs
         if config.batch_size <= largest.get(config.precision, config.batch_size)
         and not any(_rules_out(tried, failure, config, facts) for tried, failure in failed)
     ]
-    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, run.host)}
+    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, state.host)}
     if len(fitting) == len(able):
         return able
-    now = run.host_now()  # virtual machines show 31 GiB at first and grow to 256
+    now = host_now()  # virtual machines show 31 GiB at first and grow to 256
     return [each for each in able if each in fitting or fits_host(each.loader, facts.sample_bytes, now)]
 
 
@@ -426,76 +436,71 @@ def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, f
     return config == tried
 
 
-def _note_shm(run: Run, facts: WorkloadFacts, most_workers: int) -> None:
+def _shm_note(own: LoaderConfig, facts: WorkloadFacts, now: HostFacts, most_workers: int) -> str | None:
     """Name workers that do not fit into /dev/shm: the user's own, or else as many as there are cores, or may be."""
-    if run.yours is not None:
-        own, now = run.yours.loader, run.host_now()
-        most = replace(own, num_workers=min(most_workers, now.num_usable_cores))
-        refusals = [shm_refusal(loader, facts.sample_bytes, now) for loader in (own, most)]
-        run.note(*[f"{refused} What does not fit was not tried." for refused in refusals if refused is not None][:1])
+    most = replace(own, num_workers=min(most_workers, now.num_usable_cores))
+    refusals = (shm_refusal(loader, facts.sample_bytes, now) for loader in (own, most))
+    return next((f"{refused} What does not fit was not tried." for refused in refusals if refused is not None), None)
 
 
 # Changes of the code
 
 
-def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
-    """The space of a search with the changes that are worth trying; as it was with ``--remedies none``, and without
-    time."""
-    searched = search.space
+def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
+    """Those that are worth trying. None: nothing ran, time is short, or ``--remedies none``."""
+    state, budget, journal = run.state, run.budget, run.journal
     best = next((config for config in search.ranked() if not config.remedies), None)
     # Where examining takes too long, the training is ended and starts again.
-    is_too_late = not run.steps and run.spare_s < run.stage_seconds.get("start", 0.0)
-    if run.config.remedies == "none" or best is None or is_too_late:
-        return searched
-    with run.stage("changes"):
+    is_too_late = not state.steps and budget.spare_s < journal.stage_seconds.get("start", 0.0)
+    if state.config.remedies == "none" or best is None or is_too_late:
+        return None
+    with journal.stage("changes"):
         stack = Stack(
             at=Situation(
                 config=best,
-                spec=run.config.workload,
+                spec=state.config.workload,
                 facts=facts,
-                device=run.device,
-                precisions=tuple(searched.recipes),
+                device=state.device,
+                precisions=tuple(search.space.recipes),
             ),
             training=run.training,
             model=search.model(),
             able=search.able(),
             points=lambda configs: points_at(configs, search.job),
-            left_s=lambda: run.left_s,
-            tries_all=run.config.remedies == "all",
-            steps=list(run.steps),
+            left_s=lambda: budget.left_s,
+            tries_all=state.config.remedies == "all",
+            steps=list(state.steps),
         )
-        run.changes = stack
-        if not run.steps:  # else they were examined before an interruption
+        if not state.steps:  # else they were examined before an interruption
             _build(run, stack)
-    codes = {"+".join(in_order(names)): partial(applied, names, at=stack.at) for names in stack.codes}
-    return replace(searched, codes=codes)
+    return stack
 
 
 def _build(run: Run, stack: Stack) -> None:
-    run.training.finish_by(run.until(OF_LEFT))
+    run.training.finish_by(run.budget.until(OF_LEFT))
     try:
-        run.aside("Not all changes of the code were examined", stack.build)
+        run.journal.aside("Not all changes of the code were examined", stack.build)
     finally:
-        run.training.finish_by(run.until(1.0))
-    run.steps = tuple(stack.steps)
-    if stack.steps and not run.confirmed:
-        run.search_notes = None  # it goes on, with them
+        run.training.finish_by(run.budget.until(1.0))
+    run.state.steps = tuple(stack.steps)
+    if stack.steps and not run.state.confirmed:
+        run.state.search_notes = None  # it goes on, with them
 
 
 # What the end of a search left untried, in words
 
 
-def _end_notes(run: Run, search: Search) -> list[str]:
+def _end_notes(state: Resumable, search: Search) -> list[str]:
     """What of the search's end a user should know, a line each."""
     notes = [] if search.broken is None else [f"The search ended early: {search.broken}."]
-    failed, num_trials = hung(run), len(run.trials)
+    failed, num_trials = hung(state.failed), len(state.trials)
     if not search.ended and failed:
         why = failed[-1].message.rstrip(".")
         notes.append(f"The search ended early because {counted(len(failed), 'trial')} hung: {why}.")
     elif not search.ended and num_trials < FEW:
         notes.append(
             f"The search ended after {counted(num_trials, 'trial')}, when its part of the time budget of "
-            f"{seconds_text(run.config.time_budget_s)} was used. A larger --time-budget may find a faster "
+            f"{seconds_text(state.config.time_budget_s)} was used. A larger --time-budget may find a faster "
             "configuration."
         )
     tried, sizes = search.ranked(), search.space.batch_sizes
@@ -507,6 +512,6 @@ def _end_notes(run: Run, search: Search) -> list[str]:
     return notes
 
 
-def hung(run: Run) -> list[TrialFailure]:
+def hung(failed: Sequence[Failed]) -> list[TrialFailure]:
     """They took the time that others lack: a larger budget would go the same way."""
-    return [failure for _, failure in run.failed if failure.kind == "hang"]
+    return [failure for _, failure in failed if failure.kind == "hang"]

@@ -10,12 +10,12 @@ from itertools import product
 from typing import Any, Literal
 
 from loadtune.errors import UsageError
-from loadtune.limits.recipe import SMALL, STEP_S, power_of_two_to
+from loadtune.limits.recipe import SMALL
+from loadtune.model.workers import most_by_cores
 from loadtune.records.config import Dimension, LoaderConfig, Precision, Recipe, Setting, TrialConfig, TuneConfig
 from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import RecipeChoice
 from loadtune.records.memory import MemoryCeiling
-from loadtune.run import Run
-from loadtune.search.baseline import ASSUMED_BATCH, your_config
 
 Axis = Dimension | Literal["code"]
 """What the study chooses a value of."""
@@ -29,12 +29,6 @@ EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
 
 _LOADER_AXES: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory")
-
-WAITS = 1.5
-"""Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
-
-MOST_WAITING = 256
-"""Workers at the most. RAM and /dev/shm may allow fewer."""
 
 UNCHANGED = "none"
 """The value of the dimension *code* without any change."""
@@ -138,47 +132,30 @@ def _nearest(axis: Sequence[Any], value: Any) -> Any:
     return max((each for each in axis if type(each) is int and each <= value), default=axis[0])
 
 
-def search_space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
-    """Freeze what the study searches, and settle the user's own configuration."""
-    config = run.config
-    ceilings = {ceiling.precision: largest_batch(run, ceiling) for ceiling in run.ceilings}
-    if not run.batch_sizes:  # else they are of before an interruption, and the study has them
-        run.yours = _yours(run, facts)
-        run.batch_sizes = _batch_sizes(run, facts, run.yours, ceilings)
-        run.num_workers = _num_workers(run, facts, run.yours)
-        run.save()
-    usual = facts.own_loader or USUAL
-    (prefetch_factor,) = _fixed(config, "prefetch_factor", (usual.prefetch_factor,))
-    (in_order,) = _fixed(config, "in_order", (usual.in_order,))
-    (persistent,) = _fixed(config, "persistent_workers", (True,))
-    return SearchSpace(
-        batch_sizes=run.batch_sizes,
-        num_workers=run.num_workers,
-        pin_memory=_fixed(config, "pin_memory", (False, True) if run.device.kind == "cuda" else (False,)),
-        recipes=chosen,
-        ceilings=ceilings,
-        others=replace(USUAL, prefetch_factor=prefetch_factor, in_order=in_order, persistent_workers=persistent),
-    )
+# What an axis has
 
 
-def _fixed(config: TuneConfig, name: Dimension, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    fixed = config.fixed(name)
-    return values if fixed is None else (fixed,)
+def largest_batches(config: TuneConfig, ceilings: Sequence[MemoryCeiling]) -> dict[Precision, int]:
+    """Per precision the safe size, or one that the user named where that is above it and was seen to fit."""
+    sizes = (config.yours.batch_size, config.fixed("batch_size"))
+    named = [int(size) for size in sizes if size is not None]
+    return {
+        ceiling.precision: max([ceiling.safe_batch_size, *(size for size in named if size <= ceiling.batch_size)])
+        for ceiling in ceilings
+    }
 
 
-def largest_batch(run: Run, ceiling: MemoryCeiling) -> int:
-    """The safe size, or one that the user named where that is above it and was seen to fit."""
-    named = (run.config.yours.batch_size, run.config.fixed("batch_size"))
-    fitting = [int(size) for size in named if size is not None and int(size) <= ceiling.batch_size]
-    return max([ceiling.safe_batch_size, *fitting])
-
-
-def _batch_sizes(
-    run: Run, facts: WorkloadFacts, yours: TrialConfig, ceilings: Mapping[Precision, int]
+def batch_sizes(
+    config: TuneConfig,
+    facts: WorkloadFacts,
+    own: int,
+    recipes: Sequence[RecipeChoice],
+    ceilings: Sequence[MemoryCeiling],
 ) -> tuple[int, ...]:
     """Up to the largest that fits and leaves an epoch `EPOCH_STEPS` steps; one that was named is never too large. Ends
-    of precisions and the user's own size are rungs as well."""
-    largest, fixed = max(ceilings.values()), facts.fixed_batch_size or run.config.fixed("batch_size")
+    of precisions and the user's ``own`` size are rungs as well."""
+    largest = max(largest_batches(config, ceilings).values())
+    fixed = facts.fixed_batch_size or config.fixed("batch_size")
     if fixed is not None:
         if int(fixed) > largest:
             raise UsageError(
@@ -188,59 +165,28 @@ def _batch_sizes(
         return (int(fixed),)
     top = largest
     if facts.dataset_length is not None:
-        named = max(run.config.named_batch_size or 1, facts.smallest_batch)
+        named = max(config.named_batch_size or 1, facts.smallest_batch)
         top = min(largest, max(named, facts.dataset_length // EPOCH_STEPS))
-    moderate = max(point.batch_size for choice in run.recipes for point in choice.points)
-    ends = [ceiling.safe_batch_size for ceiling in run.ceilings if ceiling.safe_batch_size <= top]
-    own = [yours.batch_size] if yours.batch_size <= largest else []
-    return batch_ladder(max(facts.smallest_batch, min(moderate, top) // SMALL), top, (*ends, *own))
+    moderate = max(point.batch_size for choice in recipes for point in choice.points)
+    ends = [ceiling.safe_batch_size for ceiling in ceilings if ceiling.safe_batch_size <= top]
+    extra = (*ends, *([own] if own <= largest else []))
+    return batch_ladder(max(facts.smallest_batch, min(moderate, top) // SMALL), top, extra)
 
 
-def _num_workers(run: Run, facts: WorkloadFacts, yours: TrialConfig) -> tuple[int, ...]:
-    """Up to the usable cores; where workers wait rather than compute, `MOST_WAITING`. How many keep the cores busy is
-    the model's to learn: 4.3 ms of a single sleeping sample held 0.19 ms of CPU, in large batches 0.06."""
-    most = run.config.max_workers
-    if most is None:
-        cores, waits = run.host.num_usable_cores, facts.sample_s / (facts.sample_cpu_s or facts.sample_s)
-        busy = cores if waits < WAITS else max(cores, MOST_WAITING)
-        ladder = worker_ladder(busy, (cores, yours.loader.num_workers))
+def worker_counts(config: TuneConfig, facts: WorkloadFacts, own: int, cores: int) -> tuple[int, ...]:
+    """Up to the usable cores; more where workers wait rather than compute. How many keep the cores busy is
+    the model's to learn: 4.3 ms of a single sleeping sample held 0.19 ms of CPU, in large batches 0.06. The user's
+    ``own`` number is among them."""
+    if config.max_workers is None:
+        busy = most_by_cores(cores, facts.sample_s, facts.sample_cpu_s or facts.sample_s)
+        ladder = worker_ladder(max(cores, busy), (cores, own))
     else:
-        ladder = worker_ladder(most)
+        ladder = worker_ladder(config.max_workers)
     allowed = tuple(count for count in ladder if facts.max_workers is None or count <= facts.max_workers)
-    return _fixed(run.config, "num_workers", allowed)
+    return fixed_or(config, "num_workers", allowed)
 
 
-def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
-    """The user's own configuration; an assumed batch size is one that trains well here."""
-    given, can_pin = run.config.yours, run.device.kind == "cuda"
-    precision = given.precision or "fp32"
-    ceiling = next((each for each in run.ceilings if each.precision == precision), None)
-    largest = _assumed_batch(run, facts, precision, ceiling)
-    yours = your_config(given, largest, can_pin=can_pin, own_loader=facts.own_loader)
-    if given.batch_size is None and yours.batch_size < ASSUMED_BATCH:
-        run.note(
-            f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
-            "batch takes more than a second on this machine, or does not fit. Give your own with --batch-size."
-        )
-    if given.pin_memory and not can_pin:
-        run.note("pin_memory has no effect without a GPU; the baseline is measured without it.")
-    if given.persistent_workers and not yours.loader.num_workers:
-        run.note(
-            "persistent_workers has no effect without workers; the baseline is measured without it. Give your number of"
-            " workers with --num-workers."
-        )
-    if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
-        run.note(
-            f"Your batch size {yours.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"
-            " here. The confirmation tries it all the same."
-        )
-    return yours
-
-
-def _assumed_batch(run: Run, facts: WorkloadFacts, precision: Precision, ceiling: MemoryCeiling | None) -> int:
-    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
-    take longer than `STEP_S`, or its precision does not train it."""
-    points = [p for choice in run.recipes for p in choice.points if p.recipe.precision == precision]
-    within_s = max((STEP_S * point.quickest_per_s for point in points), default=ASSUMED_BATCH)
-    bounds = (ASSUMED_BATCH, within_s, None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
-    return max(facts.smallest_batch, power_of_two_to(min(bound for bound in bounds if bound is not None)))
+def fixed_or(config: TuneConfig, name: Dimension, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``--fix`` says of a setting, or else these values."""
+    fixed = config.fixed(name)
+    return values if fixed is None else (fixed,)

@@ -198,8 +198,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._shutdown, self._pid = True, os.getpid()
         self._on_trial = num_workers != loader.num_workers
         self._table = table
-        self._asked_s: float | None = None
-        self._is_watched, self._is_hung, self._ended = False, False, threading.Event()
         self._polled_s, self._polled_for_s = time.monotonic(), 0.0
         self._workers: list[Any] = []
         self.is_fed, self._got, self._num_acknowledged = not deferred, 0, 0
@@ -291,45 +289,37 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         return drawn[1]
 
     def _get_data(self) -> Any:
-        self._asked_s = time.monotonic()
-        try:
-            with self._failing("its workers gave no batch"):
-                if self._on_trial and not self._is_watched:
-                    self._is_watched = True
-                    threading.Thread(target=self._watch_for_hang, name="loadtune-hang", daemon=True).start()
-                data = super()._get_data()
-        finally:
-            self._asked_s = None
+        self._waited_s = 0.0
+        with self._failing("its workers gave no batch"):
+            data = super()._get_data()
         self._got = data[0]
         return data
 
-    def _try_get_data(self, *timeout: float) -> Any:
-        """While the loop waits here for workers on trial, the death of one ends the wait at once. torch raises the
-        death of others wherever the loop is."""
-        if not self._on_trial or threading.current_thread() is not threading.main_thread():
-            return super()._try_get_data(*timeout)
-        private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+    def _try_get_data(self, timeout: float = private.CHECK_S) -> Any:
+        """Once for so many seconds, again and again while the loop waits. Only these count against workers on trial."""
+        if not self._on_trial:
+            return super()._try_get_data(timeout)
+        slice_s, in_main = min(timeout, HANG_S), threading.current_thread() is threading.main_thread()
         try:
-            private.error_if_any_worker_fails()
-            return super()._try_get_data(*timeout)
+            if in_main:  # a death ends the wait at once; torch raises that of the caller's workers wherever the loop is
+                private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+                private.error_if_any_worker_fails()
+            with private.answering_within(HANG_S):
+                found = super()._try_get_data(slice_s)
+        except BlockingIOError:
+            found, slice_s = (False, None), HANG_S
         finally:
-            private.remove_worker_pids(id(self))
+            if in_main:
+                private.remove_worker_pids(id(self))
+        self._waited_s += 0.0 if found[0] else slice_s
+        if self._waited_s >= HANG_S:
+            raise PoolFailedError(f"its workers gave no batch for {HANG_S:.0f} s")
+        return found
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         if not shutdown and not self._workers[worker_id].is_alive():  # see `_kill_workers`
             self._workers_done_event = threading.Event()
         super()._mark_worker_as_unavailable(worker_id, shutdown)
-
-    def _watch_for_hang(self) -> None:
-        """In a thread: taking a batch asks its worker for the shared memory, and that wait has no time limit. It ends
-        with the worker."""
-        while not self._ended.wait(HANG_S / 4):
-            asked_s = self._asked_s
-            if asked_s is not None and time.monotonic() - asked_s > HANG_S:
-                self._is_hung = True
-                for worker in self._workers:
-                    worker.kill()
-                return
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
         number = next(iter(self.issued)) if self._in_order else self._got
@@ -349,8 +339,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             is_known = isinstance(error, PoolFailedError) or error is self.stream.error
             if is_known or not self._on_trial or self._is_others(error):
                 raise
-            if self._is_hung:
-                raise PoolFailedError(f"its workers gave no batch for {HANG_S:.0f} s") from None
             raise PoolFailedError(message) from error
 
     def _is_others(self, error: Exception) -> bool:
@@ -391,7 +379,6 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def _shutdown_workers(self) -> None:
         if self._shutdown or self._pid != os.getpid():  # a process that was forked from this one has no say
             return
-        self._ended.set()
         pids = [worker.pid for worker in self._workers]
         answer_for(pids)
         if not all(worker.is_alive() for worker in self._workers):  # torch would wait for that lock

@@ -19,8 +19,8 @@ from loadtune.errors import harmless
 
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 
-_DEATH_S = 2.0
-"""For killed processes to be gone: on a machine whose every core is busy, and with gigabytes to unmap."""
+_DEATH_S = 10.0
+"""For killed processes to be gone, and for a tracker that only just starts: up to 4 s beside 90 busy processes."""
 
 _DEAD = ("Z", "X")
 _TRACKER = b"multiprocessing.resource_tracker"
@@ -44,8 +44,7 @@ def answer_for(pids: Iterable[int]) -> None:
 def kill_group(group: int, *, spare: int | None = None) -> None:
     """Kill a group's members, wait until they are gone, take away what they left. `spare` is left alive.
 
-    The resource tracker of multiprocessing is not killed: it unlinks the semaphores of the others once they are gone,
-    and ends.
+    multiprocessing's resource tracker is not killed: it unlinks the semaphores of the others once they ended, and ends.
     """
     ended = group_members(group, dead=True) | _ending
     killed: set[int] = set()

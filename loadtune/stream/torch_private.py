@@ -1,13 +1,17 @@
-"""The private parts of torch's DataLoader that this package uses. No other module of it names one that is not here.
+"""The private parts of torch's DataLoader and of multiprocessing that this package uses; no other module names one.
 
-torch promises none of them. The tests run on the oldest and the newest torch that loadtune supports (2.6 and 2.14 when
-this was written).
+Nobody promises them. The tests run on the oldest and the newest torch that loadtune supports (2.6 and 2.14 now).
 """
 
 import contextlib
+import os
+import socket
+import struct
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import connection, current_process, resource_sharer
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +30,7 @@ MultiProcessIterator: Any = _MultiProcessingDataLoaderIter
 SingleProcessIterator: Any = _SingleProcessDataLoaderIter
 ResumeIteration: Any = _ResumeIteration
 MAP_STYLE = _DatasetKind.Map
+CHECK_S: float = _utils.MP_STATUS_CHECK_INTERVAL  # `_try_get_data` waits so long where the loader has no timeout
 FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 
@@ -50,8 +55,7 @@ class _LoaderView:
     )  # fmt: skip
 
     def __init__(self, loader: Any, index_sampler: Any, **changes: Any) -> None:
-        """``index_sampler``: gives the index batches, in place of the loader's own. ``changes``: attributes in place of
-        the loader's."""
+        """``index_sampler``: index batches, not the loader's own. ``changes``: attributes in place of the loader's."""
         kept = {name: getattr(loader, name) for name in self._NAMES} | {"_index_sampler": index_sampler}
         if loader._auto_collation:
             kept["batch_sampler"] = index_sampler
@@ -129,6 +133,33 @@ def waiting_for_workers(seconds: float) -> Iterator[None]:
         _utils.MP_STATUS_CHECK_INTERVAL = usual
 
 
+@contextlib.contextmanager
+def answering_within(seconds: float) -> Iterator[None]:
+    """Taking a batch asks its worker for the shared memory, and waits without a limit: here up to BlockingIOError.
+
+    In this thread alone: one that pins, or reads the user's own workers, waits as ever.
+    """
+    sharer: Any = resource_sharer._resource_sharer  # type: ignore[attr-defined]
+
+    def connect(ident: Any, here: int = threading.get_ident()) -> Any:  # as usual, but for the limit
+        if threading.get_ident() != here:
+            return type(sharer).get_connection(ident)
+        client: Any = connection.Client(ident[0])
+        with socket.socket(fileno=os.dup(client.fileno())) as same:
+            limit = int(seconds), int(seconds % 1 * 1e6)
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *limit))
+        for prove in (connection.answer_challenge, connection.deliver_challenge):
+            prove(client, current_process().authkey)
+        client.send((ident[1], os.getpid()))
+        return client
+
+    sharer.get_connection = connect
+    try:
+        yield
+    finally:
+        vars(sharer).pop("get_connection", None)  # another thread that reads so may have taken it away
+
+
 class Depth(NamedTuple):
     """Batches made and not yet delivered. One is made in every step, so a tuple."""
 
@@ -137,8 +168,7 @@ class Depth(NamedTuple):
     ready: int
     """In the queue, and set aside because they came before their turn."""
     untaken: int | None = None
-    """Of those not yet taken by the training process, which rebuilds each as it takes it. None: the pinning thread
-    does that."""
+    """Of those not yet taken by the training process, which rebuilds what it takes. None: the pinning thread does."""
 
 
 def queue_depth(iterator: Any) -> Depth | None:

@@ -2,8 +2,8 @@
 
 import dis
 from functools import partial
-from inspect import getclosurevars
-from types import FunctionType, MethodType
+from itertools import pairwise
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 _NAME = "num_workers"
@@ -27,11 +27,13 @@ def reason_against(init: Any, own: int) -> str | None:
 
 def _reads_number(function: Any, is_known: bool) -> bool:
     """Not by ``get_worker_info()``, which tells the number of its own pool."""
-    code, seen = function.__code__, getclosurevars(function)
-    is_argument = _NAME in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    ways = {each.opname for each in dis.get_instructions(code) if each.argval == _NAME}
-    has_it = any(_NAME in getattr(each, "__dict__", ()) for each in (*seen.globals.values(), *seen.nonlocals.values()))
-    if "get_worker_info" in code.co_names and not has_it:
+    code, known, steps = function.__code__, function.__globals__, list(dis.get_instructions(function))
+    is_typed = not is_known and _NAME in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ways = {each.opname for each in steps if each.argval == _NAME}
+    cells = [each.cell_contents for each in function.__closure__ or () if each != CellType()]  # not the empty ones
+    seen = [*cells, *(known[name] for name in code.co_names if name in known)]
+    if "get_worker_info" in code.co_names and not any(_NAME in getattr(each, "__dict__", ()) for each in seen):
         ways -= {"LOAD_ATTR"}
-    is_read = _NAME in code.co_freevars or ways & {"LOAD_GLOBAL", "LOAD_CONST", "LOAD_ATTR"}
-    return bool(is_read or (is_argument and not is_known))
+    is_key = any(a.argval == _NAME and (b.opname == "BINARY_SUBSCR" or b.argrepr == "[]") for a, b in pairwise(steps))
+    is_key |= _NAME in code.co_consts and not {"get", "getattr"}.isdisjoint(code.co_names)
+    return bool(is_key or is_typed or _NAME in code.co_freevars or ways & {"LOAD_GLOBAL", "LOAD_ATTR"})

@@ -1,6 +1,5 @@
 """The controller's handle on the training: `seams.Training` over a child process that is replaced when it fails.
 
-Comes in: requests. Goes out: the training's answers, and a `TrialFailure` where it died or went silent instead.
 Imports no torch: the controller never needs it.
 """
 
@@ -190,9 +189,9 @@ class TrainingClient:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
             message = process.receive(_POLL_S)
             now = time.monotonic()
+            process.log.cut()
             if isinstance(message, Answer):
                 return message
-            process.log.cut()
             if message is None and exited:
                 return self._died(process)
             if watched is not None and self._phase not in _BEFORE_REQUESTS:

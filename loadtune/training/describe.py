@@ -338,7 +338,6 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
 def describe(
     workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory
 ) -> WorkloadFacts:
-    """The record of it all."""
     loader, batch = workload.loader, samples.batch
     first = next(tensors_of(batch), None)
     own = workload.make_step is not None

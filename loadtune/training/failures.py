@@ -7,13 +7,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import synchronize
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from loadtune.host.memory import SHM_ADVICE, read_oom_kills
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.training.memory import DeviceMemory
 from loadtune.workload.user_code import cause, last_line, user_traceback
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def watched(memory: DeviceMemory, *, on_cuda: bool) -> Callable[[], Circumstance
     )
 
 
-def increase(before: int | None, now: int | None) -> int | None:
+def increase(before: N | None, now: N | None) -> N | None:
     """How much a counter rose. None: it could not be read both times."""
     return None if before is None or now is None else now - before
 

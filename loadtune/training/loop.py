@@ -20,6 +20,7 @@ from loadtune.stream.sample_table import Row, SampleTable
 from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.torch_private import Depth
 from loadtune.stream.worker_rows import num_made
+from loadtune.training.failures import increase
 from loadtune.training.memory import page_lock_s
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
@@ -153,7 +154,6 @@ class EndlessLoader:
         return [] if self._iterator is None else self._iterator.workers()
 
     def close(self) -> None:
-        """End the workers."""
         if self._iterator is not None:  # by itself it ends as patiently as torch
             self._iterator._shutdown_workers(_PATIENCE_S)
         self._iterator = None
@@ -216,7 +216,6 @@ class Marks:
         self._passed.append((part, self._mark()))
 
     def cut(self) -> dict[str, Any]:
-        """Seconds of each part since the last cut."""
         parts = {"idle_s": 0.0, "copy_s": 0.0, "compute_s": 0.0}
         for part, mark in self._passed:
             parts[part] += self._seconds(self._last, mark)
@@ -323,9 +322,6 @@ class TimedLoop:
         looks = [depth for step in steps for depth in (step.before, step.after)]
         untaken = [depth.untaken for depth in looks if depth and depth.untaken is not None]
         num_taken = _num_taken(begun.depth, ended.depth, len(steps))
-        locked_s = None
-        if begun.page_lock_s is not None and ended.page_lock_s is not None:
-            locked_s = ended.page_lock_s - begun.page_lock_s
         return Window(
             start_s=begun.at_s,
             seconds=ended.at_s - begun.at_s,
@@ -341,7 +337,7 @@ class TimedLoop:
             num_taken=num_taken if untaken else None,
             least_untaken=min(untaken, default=None),
             num_skipped_steps=_skipped(begun.halvings, ended.halvings, len(steps), accumulate),
-            page_lock_s=locked_s,
+            page_lock_s=increase(begun.page_lock_s, ended.page_lock_s),
             loss_is_finite=ended.loss_is_finite,
         )
 

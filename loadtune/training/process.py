@@ -60,14 +60,12 @@ class BoundedLog:
         self._start = self.size()
 
     def size(self) -> int:
-        """Bytes in the file now."""
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
 
     def tail(self, num_lines: int = TAIL_LINES) -> str:
-        """The last lines of this part."""
         try:
             with self._path.open("rb") as log:
                 log.seek(max(self._start, self.size() - _TAIL_READ_BYTES))
@@ -170,8 +168,6 @@ class TrainingProcess:
                     time.sleep(0.01)
         finally:  # a second Ctrl-C ends the patience, not the cleaning up
             kill_group(self.pid)  # workers too, whatever became of their parent
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
             self._process.wait()
             self.log.cut()
             self.connection.close()

@@ -75,7 +75,6 @@ class Line:
         self.phase = "start"
 
     def enter(self, phase: str) -> None:
-        """Something else begins."""
         self.phase = phase
         self._send(phase)
 

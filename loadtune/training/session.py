@@ -1,7 +1,4 @@
-"""The training's request loop, and its state between requests: the workload, the model on the device, what is warm.
-
-A request comes in, an answer, failed or not, goes out; memory is cleaned up between.
-"""
+"""The training's request loop, and its state between requests: the workload, the model on the device, what is warm."""
 
 import time
 import traceback
@@ -16,7 +13,7 @@ from typing import Any
 import torch
 
 from loadtune.errors import DeviceError, LoadtuneError
-from loadtune.host import read_gpus
+from loadtune.host.machine import read_gpus
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.footprint import StepAccount
@@ -31,7 +28,7 @@ from loadtune.training.memory import memory_of
 from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.remedied import RemediedJobs
 from loadtune.training.steps import AllocatorLog, measure_step, time_windows, try_steps, warm_up
-from loadtune.training.trainer import OwnStep, ResidentModel, Trainer, num_graphs
+from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
 from loadtune.units import counted
 from loadtune.workload.batches import sample_shape
 from loadtune.workload.build import build_workload
@@ -69,7 +66,7 @@ class Session:
 
     def recovers(self) -> bool:
         """Drop what a run left; False: memory stays taken, and a fresh process has to go on."""
-        self._model.drop_gradients()
+        self._model.module.zero_grad(set_to_none=True)
         return self.memory.recovers()
 
     def describe(self) -> WorkloadFacts:
@@ -84,7 +81,7 @@ class Session:
         trainer = self._trainer(recipe, batch_size, sums_losses=True)
         batch = self._samples.resident(batch_size, trainer)
         compile_s = warm_up(trainer, batch, self._line)
-        if recipe.compile and not num_graphs():
+        if recipe.compile and not trainer.num_compiled():
             message = "torch.compile found nothing in the model to compile (is TORCH_COMPILE_DISABLE set?)"
             return TrialFailure(kind="unsupported", phase="warm-up", message=message)
         windows = time_windows(trainer, batch, seconds, self._line)

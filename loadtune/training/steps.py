@@ -246,7 +246,6 @@ class _Steps:
         return took_s
 
     def go_on(self, batch: Batch, num_steps: int) -> None:
-        """Steady steps."""
         with self.phase("steady steps"):
             self.took_s += [self.step(batch) for _ in range(num_steps)]
 

@@ -41,13 +41,9 @@ class ResidentModel:
         self.module = workload.model.to(device)
         self._compiled: nn.Module | None = None
 
-    def drop_gradients(self) -> None:
-        """Free the gradients, which a step that failed leaves behind."""
-        self.module.zero_grad(set_to_none=True)
-
     def reset(self, memory_format: MemoryFormat) -> None:
         """Initial weights, in this memory format, without gradients, ready to train."""
-        self.drop_gradients()
+        self.module.zero_grad(set_to_none=True)
         layout = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             if tensor.dim() == 4:  # always anew: strides of 1×1 weights count as both layouts, and cuDNN looks at them
@@ -73,13 +69,6 @@ class ResidentModel:
             dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
             self._compiled = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
         return self._compiled  # type: ignore[return-value]
-
-
-def num_graphs() -> int:
-    """Graphs that torch.compile made in this process. 0: all of the model is run as it is written."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
 
 
 class Trainer:
@@ -185,13 +174,16 @@ class Trainer:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def synchronize(self) -> None:
-        """Wait for the device to finish what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def num_compiled(self) -> int:
-        """How often something was compiled so far; 0 for a recipe that is not."""
-        return num_graphs() if self.recipe.compile else 0
+        """Graphs that torch.compile made in this process. 0: all of the model is run as it is written."""
+        if not self.recipe.compile:
+            return 0
+        from torch._dynamo.utils import counters
+
+        return counters["stats"]["unique_graphs"]
 
     def _add(self, loss: torch.Tensor | float) -> None:
         """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
@@ -217,7 +209,7 @@ class Trainer:
 
     def close(self) -> None:
         """Drop gradients and the optimizer's state; the model stays."""
-        self._model.drop_gradients()
+        self.module.zero_grad(set_to_none=True)
         self._optimizer.state.clear()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.inflight.account import Account, write
+from loadtune.inflight.account import Account
+from loadtune.inflight.files import write
 from loadtune.stream.shm_cleanup import group_members
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import torch
 import loadtune
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.footprint.trace_ledger import TracedLine
-from loadtune.host import choose_device, read_host
+from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import OptimizerName, Precision, WorkloadSpec
 from loadtune.records.footprint import StepAccount, block_bytes
 from loadtune.training import TrainingClient

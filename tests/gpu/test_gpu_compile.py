@@ -10,7 +10,7 @@ import psutil
 import pytest
 from training_rig import Windows
 
-from loadtune.host import choose_device, read_host
+from loadtune.host.machine import choose_device, read_host
 from loadtune.host.processes import roles
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import ComputePoint, TrainingRun, Window

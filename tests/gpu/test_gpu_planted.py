@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from loadtune.bottleneck import bottleneck
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run import Run
+from loadtune.run.state import State
 from loadtune.search.search import job_of
-from loadtune.search.segment import timed
 from loadtune.training import TrainingClient
 
 pytestmark = pytest.mark.gpu
@@ -42,13 +42,14 @@ def judged(plant: Plant, device: Device, folder: Path) -> Bottleneck:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
         sensor = open_.enter_context(Sampler(device, lambda: training.pid))
-        run = Run(TuneConfig(workload=spec), host, device, "0", clock, training, sensor, folder, read_host)
+        state = State(TuneConfig(workload=spec), host, device, "0")
+        measuring = Run(state, clock, training, sensor, folder, read_host).measuring
         facts = training.describe()
         point = training.time_compute(config.recipe, config.batch_size, 1.0)
         assert isinstance(point, ComputePoint), point
         measured = list[tuple[TrialConfig, Measurement]]()
         for each in (half, config):
-            outcome = timed(run, each)
+            outcome = measuring.timed(each)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
         job = job_of(facts, host, device, {"fp32": config.recipe}, [point])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from training_rig import Windows
 
-from loadtune.host import choose_device, read_host
+from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import LoaderConfig, OptimizerName, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import PAGE_LOCK_SHARE, TrainingRun
 from loadtune.records.memory import BatchTry

@@ -16,6 +16,7 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.run import Run
+from loadtune.run.state import State
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def checked(
     cores: int = 16,
 ) -> Check:
     host, sensor, clock = fake_host(num_usable_cores=cores), FakeSensor(training.clock), training.clock
-    run = Run(stored.config, host, GPU, __version__, clock, training, sensor, Path(), lambda: host)
-    return check_on(run, stored, tolerance, budget_s, False, tell)
+    run = Run(State(stored.config, host, GPU, __version__), clock, training, sensor, Path(), lambda: host)
+    return check_on(run.measuring, stored, tolerance, budget_s, False, tell)
 
 
 def runs_of(check: Check) -> tuple[Measurement, ...]:

@@ -12,7 +12,7 @@ from training_rig import spec_of, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
-from loadtune.host import choose_device, read_host
+from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import Finalist
 from loadtune.report.store import load_result, write_result

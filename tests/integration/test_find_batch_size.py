@@ -121,14 +121,9 @@ def test_a_script_without_a_main_guard(tmp_path):
     (tmp_path / "project" / "train.py").write_text(SCRIPT)
     (tmp_path / "project" / "beside.py").write_text("import torch\nmake_samples = lambda: [(torch.zeros(4), 1)] * 9\n")
     ended = subprocess.run(
-        [sys.executable, str(tmp_path / "project" / "train.py")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        [sys.executable, str(tmp_path / "project" / "train.py")], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, timeout=120, check=False,
+    )  # fmt: skip
     assert ended.stdout == "batch 8\nleft [] False\n", ended.stderr
 
 
@@ -139,15 +134,6 @@ def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch,
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     with pytest.raises(WorkloadError, match="called again in the training process"):
         find("calls:Linear", (3, 8, 8))
-
-
-def test_an_interrupt_leaves_nothing_behind(monkeypatch, forked):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("loadtune.training.client.TrainingClient._await", interrupted)  # of the first request
-    with pytest.raises(KeyboardInterrupt):
-        find(nn.Linear(4, 2), (4,))
 
 
 LINEAR = nn.Linear(4, 2)

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 
@@ -21,7 +22,7 @@ import torch.utils.data.dataloader as torchs
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import loadtune
-from loadtune.inflight import account, gates, hook, iterator, tuner
+from loadtune.inflight import account, files, gates, hook, iterator, tuner, words
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import TEST_VARIABLE, Options
 
@@ -34,7 +35,7 @@ def tuned(monkeypatch):
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
-        (hook, "_options", None), (account, "_by_process", {}), (account, "_said", set()),
+        (hook, "_options", None), (account, "_by_process", {}), (words, "_said", set()),
         (tuner.Shared, "_of_process", {}),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
@@ -169,7 +170,7 @@ def test_what_workers_on_trial_show_before_they_deliver(kind, exact, reason, beg
     data.kind = kind
     loader = DataLoader(data, 16, num_workers=1, worker_init_fn=data)
     found = tuner.Tuner(Account(name="", own_workers=1, num_workers=1), loader, Options(exact=exact, max_workers=3))
-    found.target, found.known = (3, [[0]]) if begins else (None, [])
+    found.state, found.known = replace(found.state, target=3 if begins else None), [[0]] if begins else []
     torch.manual_seed(1)
     seen = []
     for batch in iterator.begun_by(found, loader):
@@ -220,7 +221,7 @@ def test_a_sampler_is_asked_no_further_ahead_if_it_draws_as_it_goes(num_workers,
     assert seen() == without
     (found,) = accounts()
     assert all(one["num_workers"] == 2 for one in found.switches), "as many as the batches that one worker has ahead"
-    assert num_workers or "draws random numbers as it goes" in found.reason
+    assert num_workers or "draws random numbers for each batch" in found.reason
     assert capsys.readouterr().err.count("left at 0 workers") == 1 - num_workers
 
 
@@ -327,9 +328,9 @@ def test_a_forked_process_has_nothing_of_its_parents(tuned, capsys):
     tuned()
     running = iter(DataLoader(inflight_jobs.Samples(40, 0.0), 4))
     next(running)
-    account.say(None, "said")
+    words.say(None, "said")
     if (pid := os.fork()) == 0:
-        account.say(None, "said")
+        words.say(None, "said")
         os._exit(len(tuner.Shared.here().tuners) + len(account.accounts()))
     assert os.waitpid(pid, 0)[1] == 0
     assert len(tuner.Shared.here().tuners) == 1
@@ -365,7 +366,7 @@ def test_advice_for_a_stream_is_bound_by_shards_cores_and_the_wait(shards, cores
         time.sleep(1.0 if number == 40 else 0.0005)  # a validation, in which nothing can be gained
     (found,) = accounts()
     assert found.advice == [f"num_workers={wanted}"]
-    predicted = float(account.summary([found])[0].split("predicted ")[1].split()[0])
+    predicted = float(words.summary([found])[0].split("predicted ")[1].split()[0])
     assert 1 < predicted <= 1.01 / (1 - found.numbers()["blocked_fraction"])
 
 
@@ -407,11 +408,11 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
     assert not file.exists()
     if changes is None:
         file.parent.mkdir()
-        file.write_text('{"schema_version": 1, "loaders": [')
+        file.write_text('{"schema_version": 2, "loaders": [')
     else:
         earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
         earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
-        account.write_learnt(file, Account(**earlier | changes))
+        files.write_learnt(file, Account(**earlier | changes))
     monkeypatch.setattr(tuner.Shared, "_of_process", {})
     batches = DataLoader(data, 8, num_workers=1)
     assert [index for _, indices in batches for index in indices.tolist()] == list(range(16 * 8))

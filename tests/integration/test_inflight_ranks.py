@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.inflight import account
+from loadtune.inflight import files
 
 JOB = Path(__file__).parents[2] / "benchmarks" / "inflight_ranks.py"
 SIZES = ("--steps", "60", "--sample", "0.003", "--step", "0.002", "--short", "5")
@@ -37,7 +37,7 @@ def test_uneven_ranks_of_ddp_accelerate_and_lightning_train_the_same_and_rank_0_
     digests, said = ended(tuned)
     assert len(digests) == 6
     assert digests == without
-    found = account.read(tmp_path / account.RESULT_FILE)
+    found = files.read(tmp_path / files.RESULT_FILE)
     assert sorted((each.name, each.rank) for each in found) == sorted(
         (name, rank) for name in {each.name for each in found} for rank in (0, 1)
     )

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from loadtune import ResultError, load_result, tune
 from loadtune.checking import check_baseline
-from loadtune.run import read_run, write_run
+from loadtune.run.state import read_run, write_run
 
 
 class Rows(TensorDataset):

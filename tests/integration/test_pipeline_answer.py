@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 import loadtune
 from loadtune.checking import check_baseline
-from loadtune.cli import app
-from loadtune.ending import exit_code
+from loadtune.cli import app, exit_code
 from loadtune.errors import ResultError, WorkloadError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.measurement import ComputePoint, FailureKind, TrainingRun, TrialFailure

@@ -15,7 +15,7 @@ from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, WorkloadSpe
 from loadtune.report.forms import FORMS, export
 from loadtune.report.page.write import PAGE_FILE, page_view
 from loadtune.report.tables import best_and_baseline
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 

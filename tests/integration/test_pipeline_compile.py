@@ -10,7 +10,7 @@ from loadtune.errors import TrainingError, WorkloadError
 from loadtune.records.config import Fixed, Recipe, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.report.forms import step_code
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 

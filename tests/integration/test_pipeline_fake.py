@@ -1,6 +1,5 @@
 """The whole story over a fake training: what is concluded, also where there is hardly anything to choose or to run."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,14 +7,14 @@ import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import tune_fake
 
+from loadtune.decide.bounds import SHM_SHARE
 from loadtune.errors import UsageError, WorkloadError
-from loadtune.limits.memory import SHM_SHARE, prefetch_bytes
+from loadtune.limits.memory import prefetch_bytes
 from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrainingRun, TrialFailure, Window
 from loadtune.report.store import load_result
-from loadtune.report.wording import interval_text
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 from loadtune.seams import Watch
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -34,19 +33,12 @@ def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path) -> None:
         if size <= surface.largest_batch(r.precision)
     ]
     assert surface.training_rate(result.best.config) >= 0.97 * max(possible), "all of its workers, pinned"
-    assert result.best.config.loader.pin_memory
-    assert result.best.speedup.value > 5
-    assert result.best.speedup.holds(1.0) is False
+    assert result.best.speedup.low > 5
     assert result.cut_short is None
-    assert result.stage_seconds["confirm"] <= 0.25 * result.config.time_budget_s
-    assert not any(point.recipe.compile for choice in result.recipes for point in choice.points)
     confirmed = next(f for f in result.finalists if f.config == result.best.config)
     assert len(confirmed.runs) >= 2
-    assert math.isclose(result.best.samples_per_s, confirmed.samples_per_s)
+    assert result.best.samples_per_s == pytest.approx(confirmed.samples_per_s)
     assert result.best.samples_per_s not in {t.measurement.samples_per_s for t in result.trials if t.measurement}
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert f"{interval_text(result.best.throughput)} samples/s" in page
-    assert page.count("<tr data-outcome=") == len(result.trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,17 +173,6 @@ def test_a_given_batch_that_does_not_fit_is_said_and_the_winner_claims_no_speedu
     assert result.best_at_your_batch.speedup is None
 
 
-@pytest.mark.parametrize(("point_s", "most_s"), [(0.0, 144.0), (8.0, 300.0)])
-def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
-    tmp_path: Path, point_s: float, most_s: float
-) -> None:
-    """Slow to probe: a search and two rounds are run all the same."""
-    result = tune_fake(FakeTraining(between_runs=0.05, compute_s=point_s), tmp_path, TuneConfig())
-    assert result.seconds < most_s
-    assert len(result.trials) >= 6
-    assert min(len(finalist.runs) for finalist in result.finalists) >= 2
-
-
 def test_skipped_steps_in_the_winners_rate_are_told(tmp_path: Path) -> None:
     """A model that overflows in fp16 is fast because its optimizer never steps."""
 
@@ -206,3 +187,4 @@ def test_skipped_steps_in_the_winners_rate_are_told(tmp_path: Path) -> None:
     result = tune_fake(Overflowing(Surface(sample_s=1 / 50_000, pinned_per_s=1e9)), tmp_path)
     assert result.best.config.precision == "fp16"
     assert any("GradScaler skipped" in note for note in result.notes)
+    assert any(trial.measurement and trial.measurement.noisy for trial in result.trials)

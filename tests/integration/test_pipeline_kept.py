@@ -21,7 +21,7 @@ from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.store import load_result, owned, run_folder
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 
 TESTS = Path(__file__).resolve().parents[1]
 

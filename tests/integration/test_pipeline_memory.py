@@ -15,7 +15,7 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import TuningResult
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 from loadtune.seams import Watch
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

@@ -12,7 +12,7 @@ from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Examined, Loading, Remedies, TriedRemedy, TuningResult
 from loadtune.report.store import load_result
-from loadtune.run import read_run
+from loadtune.run.state import read_run
 from tests.pipeline_rig import killed, resumed, runs_in, tune_fake
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

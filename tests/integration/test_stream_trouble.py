@@ -4,15 +4,18 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing import resource_sharer
 from unittest.mock import Mock
 
 import pytest
 from switching_rig import Switching
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
-from loadtune.stream import torch_private
+from loadtune.stream import pool, torch_private
 from loadtune.stream.sample_table import SampleTable
 
 LENGTH = 40
@@ -50,12 +53,39 @@ def numbers(batches):
     return [index for batch in batches for index in batch.tolist()]
 
 
+def on_trial(num_workers=1, **settings):
+    """An epoch in which workers on trial deliver, and what it gave before."""
+    switching = Switching(DataLoader(Numbers(10_000, 0.002), 1, **settings))
+    batches, seen = iter(switching), []
+    switching.switch(num_workers)
+    while not switching.took_over():
+        seen += next(batches)
+    return switching, batches, seen
+
+
+@pytest.mark.parametrize("collate", [None, list], ids=["memory that is asked of them", "no batch"])
+def test_workers_that_hang_while_they_deliver_are_withdrawn(monkeypatch, collate):
+    switching, batches, seen = on_trial(2, collate_fn=collate)
+    for ending in batches._closing:
+        ending.join()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("loadtune")] == []
+    while batches.delivering()._data_queue.empty():
+        time.sleep(0.01)
+    for worker in batches.delivering()._workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    monkeypatch.setattr(pool, "HANG_S", 1.0)
+    while not switching.withdrawn:
+        seen += next(batches)
+    assert [str(each) for each in switching.withdrawn] == ["its workers gave no batch for 1 s"]
+    assert list(map(int, seen)) == list(range(len(seen)))
+    switching.close()
+
+
 def test_an_iterator_that_cannot_be_made_raises_once(monkeypatch):
     lost = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
-    monkeypatch.setattr(
-        os, "memfd_create", Mock(side_effect=BlockingIOError)
-    )  # a class: an instance would keep its frames
+    # A class: an instance would keep its frames.
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=BlockingIOError))
     with pytest.raises(BlockingIOError):
         iter(Switching(DataLoader(Numbers())))
     gc.collect()
@@ -110,11 +140,7 @@ def test_a_pool_that_cannot_be_made_is_withdrawn_and_leaves_no_row(from_the_star
 
 
 def test_the_death_of_another_loaders_worker_withdraws_nothing(monkeypatch):
-    switching = Switching(DataLoader(Numbers(10_000, 0.002), 1))
-    batches = iter(switching)
-    switching.switch(1)
-    while not switching.took_over():
-        next(batches)
+    switching, batches, _ = on_trial()
 
     failed = Mock(side_effect=RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."))
     with monkeypatch.context() as patch:
@@ -126,6 +152,14 @@ def test_the_death_of_another_loaders_worker_withdraws_nothing(monkeypatch):
     switching.close()
 
 
+def test_only_the_loop_that_waits_for_workers_on_trial_has_a_limit(monkeypatch):
+    sharer, usual = resource_sharer._resource_sharer, Mock(return_value="as ever")
+    monkeypatch.setattr(type(sharer), "get_connection", usual)
+    with torch_private.answering_within(1.0), ThreadPoolExecutor() as others:
+        assert others.submit(sharer.get_connection, "a batch").result() == "as ever"
+    assert sharer.get_connection is usual
+
+
 class Handler:
     def __call__(self, *_):
         raise TimeoutError("of the user's handler")
@@ -133,11 +167,7 @@ class Handler:
 
 @pytest.mark.parametrize("handler", [Handler(), partial(Handler.__call__, Handler())], ids=["object", "partial"])
 def test_what_a_handler_raises_as_workers_end_reaches_the_loop(handler):
-    switching = Switching(DataLoader(Numbers(10_000, 0.002), 1))
-    batches = iter(switching)
-    switching.switch(1)
-    while not switching.took_over():
-        next(batches)
+    switching, batches, _ = on_trial()
 
     def get(timeout):
         for worker in batches.delivering()._workers:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from training_rig import CPU, Windows, training_on, trial
 
-from loadtune.host import Sampler
+from loadtune.host.machine import Sampler
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry

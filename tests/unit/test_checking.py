@@ -12,8 +12,8 @@ from loadtune.checking import MIN_RUNS, answer_of, judged
 from loadtune.errors import ResultError
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Finalist, Unconfirmed
-from loadtune.report.compare import mean_of, ratio_of
 from loadtune.report.store import load_result
+from loadtune.statistics.interval import mean_of, ratio_of
 
 
 def around(mean: float, num: int = 4) -> list[Measurement]:
@@ -21,7 +21,8 @@ def around(mean: float, num: int = 4) -> list[Measurement]:
 
 
 def outcome(runs: list[Measurement], tolerance: float = 0.05, then: list[Measurement] | None = None) -> str:
-    ratio = ratio_of(mean_of(then or around(1000.0, 3)), mean_of(runs))
+    before, now = (mean_of([run.samples_per_s for run in own]) for own in (then or around(1000.0, 3), runs))
+    ratio = ratio_of(before, now)
     return judged(ratio, len(runs), tolerance)[0]
 
 

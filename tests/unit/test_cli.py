@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
-import loadtune.host
+import loadtune.host.machine
+from loadtune import cli_exec
 from loadtune.cli import app
 from loadtune.ending import termination_as_interruption
 from loadtune.errors import OutOfTimeError, ResultError, WorkloadError
@@ -25,7 +27,7 @@ from loadtune.records.config import DIMENSIONS, TuneConfig, WorkloadSpec, YourSe
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result, write_result
-from loadtune.run import Resumable, read_run, write_run
+from loadtune.run.state import Resumable, read_run, write_run
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
@@ -61,7 +63,7 @@ class FakeTuner:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept result's."""
     host = load_result(KEPT).host
-    monkeypatch.setattr(loadtune.host, "read_host", lambda: host)
+    monkeypatch.setattr(loadtune.host.machine, "read_host", lambda: host)
 
 
 @pytest.fixture
@@ -263,7 +265,7 @@ def test_help_of_a_run_is_short_and_the_rest_is_in_help_all() -> None:
 
 _RUN = """
 import sys
-import loadtune.host as host, loadtune.tuner as tuning
+import loadtune.host.machine as host, loadtune.tuner as tuning
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result
 result = load_result(sys.argv.pop())
@@ -312,11 +314,31 @@ def test_progress_that_reaches_nobody_costs_no_answer(tmp_path: Path, to: str) -
     assert "DataLoader(" in ended.stdout
 
 
-def test_help_needs_neither_torch_nor_optuna_nor_scipy() -> None:
-    code = "import sys\nfrom loadtune.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
-    ended = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
-    assert "doctor" in ended.stdout
-    assert not {"torch", "optuna", "scipy", "numpy", "rich"} & set(ended.stderr.split())
+@pytest.mark.parametrize("words", [["--help"], ["exec", "--exact", "--", "true"]])
+def test_what_a_command_does_not_need_is_not_imported(words: list[str]) -> None:
+    code = "import sys\nfrom loadtune.__main__ import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    heavy = {"torch", "optuna", "scipy", "numpy", "rich"} | (
+        {"typer", "loadtune.records"} if "exec" in words else set()
+    )
+    assert ended.returncode == 0
+    assert not heavy & set(ended.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--out=a --freeze b --freeze=c --max-workers 3 --replay d --exact --dry-run -- x --out y",
+        "--until-tuned --verbose x -- y",
+        "-- -- x",
+    ],
+)
+def test_exec_reads_its_options_as_typer_does(words: str) -> None:
+    read = typer.main.get_command(app).commands["exec"].make_context("exec", words.split())  # type: ignore[attr-defined]
+    assert cli_exec.read(words.split()) == {name: value for name, value in read.params.items() if value}
+    assert all(
+        cli_exec.read([wrong, *words.split()]) is None for wrong in ("--help", "-o", "--exact=1", "--out=", "--outs")
+    )
 
 
 def resumable(folder: Path, config: TuneConfig, trials: int) -> Path:

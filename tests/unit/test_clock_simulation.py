@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from loadtune.records.config import LoaderConfig
-from loadtune.records.measurement import Window, samples_per_s
-from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment
+from loadtune.records.measurement import Window
+from loadtune.run.measure import SEGMENT_S, WINDOW_S, Segment
+from loadtune.statistics.rate import samples_per_s
 from loadtune.training.loop import window_ends
 
 NUM_WORKERS = 16
@@ -172,12 +173,3 @@ def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(
     minutes = kind(*parts, prefetch=more.get("prefetch", 2)).run(600.0, seed=0)
     told = statistics.fmean(samples_per_s(trial(kind(*parts, **more), seed)) for seed in range(1, 31))
     assert told / (len(minutes.handed) / minutes.handed[-1]) == pytest.approx(1.0, abs=leeway)
-
-
-@pytest.mark.parametrize("make_s", [1.3, 2.4])
-def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall(make_s: float) -> None:
-    parts = about(make_s, 0.2), about(0.06, 0.3), about(0.015)
-    trials = [trial(WithoutThread(*parts), seed) for seed in range(1, 31)]
-    by_queue = [[replace(window, num_taken=None) for window in kept] for kept in trials]
-    rates, by_the_queue = (statistics.fmean(map(samples_per_s, each)) for each in (trials, by_queue))
-    assert rates == pytest.approx(by_the_queue, rel=0.005)

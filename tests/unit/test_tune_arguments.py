@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, UsageError, tune
 from loadtune.objects import pack_job
+from loadtune.options import in_python
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.run import RUN_FILE
+from loadtune.report.store import RUN_FILE
 from loadtune.training import TrainingClient
 from loadtune.workload.loaders import LoaderParts
 
@@ -101,10 +102,11 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
     ],
 )
 def test_messages_name_the_keywords(wrong, words, tmp_path):
-    parts = {"loader": LOADER, "model": MODEL, "out": str(tmp_path / "out")} | wrong
     with pytest.raises(UsageError, match=words):
-        tune(**parts)
+        tune(**({"loader": LOADER, "model": MODEL, "out": str(tmp_path / "out")} | wrong))
     assert list(tmp_path.iterdir()) == []
+    said = "Give --model FILE.py:fn, not --precision; --freeze FILE.py:12 is of `loadtune exec`."
+    assert in_python(said) == "Give model=fn, not precisions; --freeze FILE.py:12 is of `loadtune exec`."
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
     cut = replace(golden(), cut_short="interrupted by Ctrl-C")
 
     def tells(run: Any, **others: object) -> TuningResult:
-        listener = run.listener
+        listener = run.journal.listener
         listener(Progress(stage="memory", message="little memory is left", warning=True, left_s=1.0))
         listener(Progress(stage="memory", message="fp32 fits", left_s=1.0))
         (tmp_path / RUN_FILE).touch()

@@ -1,7 +1,4 @@
-"""The figures of the page, as traces and a layout that plotly.js takes.
-
-In: a `TuningResult`. Out: panels. Theme, fonts, margins and the words around them are those of the page.
-"""
+"""The figures of the page, as traces and a layout that plotly.js takes. Theme, fonts and margins are the page's."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +10,13 @@ from typing import Any
 
 from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Bottleneck, Resource, RooflinePoint, TuningResult
 from loadtune.records.telemetry import Timeline
-from loadtune.report.sentences import changes, steps
+from loadtune.report import wording
 from loadtune.report.tables import peak_bytes
-from loadtune.report.wording import FAILURE_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text, settings_text
+from loadtune.statistics.interval import Interval
 from loadtune.units import bytes_text, counted, number_text, percent_text, rate_text, ratio_text
 
 Trace = dict[str, Any]
@@ -95,7 +91,6 @@ def points(name: str, found: Sequence[Point], **look: Any) -> Trace:
 
 
 def marks(result: TuningResult, found: Iterable[tuple[TrialConfig, Point]]) -> list[Trace]:
-    """Points of configurations, apart by what each is."""
     by_kind = {kind: list[Point]() for kind in _KINDS}
     for config, point in found:
         by_kind[kind_of(result, config)].append(point)
@@ -126,7 +121,6 @@ def lying(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], 
 
 
 def kind_of(result: TuningResult, config: TrialConfig) -> str:
-    """A key of `_KINDS`."""
     if config == result.yours:
         return "baseline"
     return "best" if result.best is not None and config == result.best.config else "measured"
@@ -135,9 +129,11 @@ def kind_of(result: TuningResult, config: TrialConfig) -> str:
 def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: str) -> str:
     """What is shown of a point: settings, rate, wait, memory."""
     memory = peak_bytes(run, result.device.kind)
-    rate = f"{interval_text(run.throughput)} samples/s, {percent_text(run.wait_fraction)} blocked in next(loader)"
+    rate = (
+        f"{wording.interval_text(run.throughput)} samples/s, {percent_text(run.wait_fraction)} blocked in next(loader)"
+    )
     peak = () if memory is None else (f"peak {bytes_text(memory)}",)
-    return "<br>".join((*head, settings_text(config), rate, *peak))
+    return "<br>".join((*head, wording.settings_text(config), rate, *peak))
 
 
 def roofline(result: TuningResult) -> list[Panel]:
@@ -157,7 +153,7 @@ def roofline(result: TuningResult) -> list[Panel]:
         "xaxis": counting_axis("workers", most, range=[-0.02 * most, 1.03 * most or 1], zeroline=False),
         "yaxis": rate_axis(range=[0, top]),
     }
-    title = f"Batch {config.batch_size}, {config.precision}, {recipe_text(config.recipe)}, {pinned}"
+    title = f"Batch {config.batch_size}, {config.precision}, {wording.recipe_text(config.recipe)}, {pinned}"
     traces = [*_prediction(roof), *_limits(found, roof, top), *measured]
     return [Panel(title=title, data=traces, layout=layout, height_px=440)]
 
@@ -184,7 +180,7 @@ def _limits(found: Bottleneck, roof: Sequence[RooflinePoint], top: float) -> lis
     for resource, (colour, dash) in _LINES.items():
         limits = {at.num_workers: at.limits[resource] for at in roof if resource in at.limits and at.num_workers}
         if min(limits.values(), default=top) < top:
-            name = RESOURCE_TEXT[resource].removeprefix("the ")
+            name = wording.RESOURCE_TEXT[resource].removeprefix("the ")
             drawn = [(n, rate, f"{name}: {rate_text(rate)} with {counted(n, 'worker')}") for n, rate in limits.items()]
             look = {"mode": "lines", "line": {"color": colour, "width": 2, "dash": dash}}
             lines.append(points(name + share.get(resource, ""), drawn, **look))
@@ -197,7 +193,7 @@ def _beside(
     """What was measured where only the workers differ from the winner's settings: confirmed, else in trials."""
     for config in configs:
         here, there = ((one.batch_size, one.loader.pin_memory, one.recipe) for one in (config, winner))
-        finalist = finalist_of(result, config)
+        finalist = finalist_of(result.finalists, config)
         tried = [trial.measurement for trial in result.trials if trial.config == config and trial.measurement]
         runs = finalist.runs if finalist else tried
         if runs and here == there and not config.remedies:
@@ -208,10 +204,10 @@ def _beside(
 
 def gains(result: TuningResult) -> list[Panel]:
     winner = result.best_at_your_batch or result.best
-    found = [] if winner is None else [*steps(result, winner), *changes(result)]
+    found = [] if winner is None else [*wording.steps(result, winner), *wording.changes(result)]
     if not found:
         return []
-    shown = [(each.is_measured, (each.ratio, place, gain_text(each.ratio))) for place, each in enumerate(found)]
+    shown = [(each.is_measured, (each.ratio, place, wording.gain_text(each.ratio))) for place, each in enumerate(found)]
     look, traces = {"color": GREEN, "size": 11}, list[Trace]()
     for name, measured, symbol in (("measured", True, "circle"), ("predicted", False, "circle-open")):
         here = [point for is_measured, point in shown if is_measured == measured]
@@ -230,10 +226,12 @@ def contestants(result: TuningResult) -> list[Panel]:
     kinds = [kind_of(result, one.config) for one in known]
     colours = [_KINDS[kind]["color"] for kind in kinds]
     heads = ["" if kind == "measured" else f"{kind}: " for kind in kinds]
-    names = [f"{head}{settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
+    names = [f"{head}{wording.settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
     means, runs = list[Point](), list[Point]()
     for place, one in enumerate(known):
-        means.append((one.throughput, place, f"mean of {len(one.runs)}: {interval_text(one.throughput)} samples/s"))
+        means.append(
+            (one.throughput, place, f"mean of {len(one.runs)}: {wording.interval_text(one.throughput)} samples/s")
+        )
         runs += [(run.samples_per_s, place, hover(result, one.config, run)) for run in one.runs]
     bars = points("mean", means, marker={"color": colours, "opacity": 0.35}, orientation="h")
     own = [colours[place] for _, place, _ in runs]
@@ -256,7 +254,9 @@ def _memory(ceiling: MemoryCeiling) -> Panel:
         if each.fits and peak is not None:
             trained.append((each.batch_size, peak / _GIB, f"{size}<br>{bytes_text(peak)} allocated"))
         elif why is not None:
-            failed.append((each.batch_size, budget, f"{size}: {FAILURE_TEXT[why.kind]}<br>{text(why.message[:200])}"))
+            failed.append(
+                (each.batch_size, budget, f"{size}: {wording.FAILURE_TEXT[why.kind]}<br>{text(why.message[:200])}")
+            )
     traces.append(points("trained", trained, marker={"color": BLUE, "size": 9}))
     traces.append(points("failed", failed, marker={"color": RED, "symbol": "x", "size": 10}))
     predicted = "" if ceiling.verified else ", predicted"
@@ -275,7 +275,7 @@ def timelines(result: TuningResult) -> list[Panel]:
     shown = {one.config: one.runs[-1].telemetry for one in result.finalists}
     best = None if result.best is None else result.best.config
     return [
-        _timeline(f"{kind_of(result, config)}: {settings_text(config)}", seen.timeline)
+        _timeline(f"{kind_of(result, config)}: {wording.settings_text(config)}", seen.timeline)
         for config in dict.fromkeys((result.yours, best))
         if config is not None and (seen := shown.get(config)) is not None and seen.timeline is not None
     ]
@@ -311,7 +311,7 @@ def trials(result: TuningResult) -> list[Panel]:
             words = hover(result, trial.config, run, f"{name}, {trial.origin}")
             timed.append((trial.config, (trial.number, run.throughput, words)))
         elif failure is not None:
-            words = f"{name}, failed<br>{settings_text(trial.config)}<br>{text(failure.message)}"
+            words = f"{name}, failed<br>{wording.settings_text(trial.config)}<br>{text(failure.message)}"
             failed.append((trial.number, 0, words))
     rates = [rate.value for _, (_, rate, _) in timed]
     best = line("best so far", [number for _, (number, *_) in timed], accumulate(rates, max), GREY, shape="hv")

@@ -1,9 +1,7 @@
 """Pages: what they show as plain data, and on disk as one HTML file each, whole or not at all.
 
-In: a `TuningResult`, for the answer, its figures and what was tried; or many, for a table of workloads × machines ×
-dates. A file holds style sheet, script and plotly.js. It asks for nothing from anywhere, and its policy forbids a
-browser to: no request, and no script but the two whose hashes it names. So not even words of a user's that were not
-escaped would run.
+A file holds style sheet, script and plotly.js. Its policy forbids a browser any request, and any script but the two
+whose hashes it names. So not even words of a user's that were not escaped would run.
 """
 
 import base64
@@ -17,31 +15,11 @@ from typing import Any
 from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import TuningResult, Winner
-from loadtune.report.forms import loader_code, step_code
+from loadtune.report import tables, wording
+from loadtune.report.forms import changes_code, loader_code, step_code
 from loadtune.report.machine import banner, holders_text
 from loadtune.report.page.figures import Panel, figures
-from loadtune.report.sentences import (
-    answer_text,
-    batch_caution,
-    best_with_changes,
-    bottleneck_sentence,
-    changes_code,
-    keep_text,
-    seen_once,
-    warning,
-)
 from loadtune.report.store import load_result, result_files, write_whole
-from loadtune.report.tables import (
-    Cell,
-    Section,
-    SortedRow,
-    Table,
-    best_and_baseline,
-    interval_cell,
-    number,
-    trial_table,
-)
-from loadtune.report.wording import STAGE_TEXT, interval_text, limit_text, recipe_line, settings_text
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
 
 PAGE_FILE = "report.html"
@@ -111,31 +89,30 @@ def _policy(*scripts: str) -> str:
 
 
 def page_view(result: TuningResult) -> dict[str, Any]:
-    """What the template of a run shows."""
-    best, headline = result.best, " ".join(seen_once(result))
+    best, headline = result.best, " ".join(wording.seen_once(result))
     if best is not None:
-        settings = "" if best.config == result.yours else f"{settings_text(best.config)}: "
-        headline = settings + answer_text(result, best)
+        settings = "" if best.config == result.yours else f"{wording.settings_text(best.config)}: "
+        headline = settings + wording.answer_text(result, best)
     return {
         "title": f"{result.config.workload.title} on {result.device.name}",
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
-        "warning": warning(result),
+        "warning": wording.warning(result),
         "headline": headline,
         "tiles": () if best is None else _tiles(best, result.yours),
-        "confirmed": best_and_baseline(result),
-        "sections": [Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
+        "confirmed": tables.best_and_baseline(result),
+        "sections": [tables.Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
         "code": _code(result),
         "machine": banner(result.host, result.device),
         "figures": figures(result),
         "changes": changes_code(result),
         "limits": limits_table(result),
-        "trials": trial_table(result),
+        "trials": tables.trial_table(result),
     }
 
 
 def _tiles(best: Winner, yours: TrialConfig | None) -> tuple[tuple[str, str, str], ...]:
     """Large figures of the answer: name, value, detail."""
-    rate, gain = f"{interval_text(best.throughput)} samples/s", best.speedup
+    rate, gain = f"{wording.interval_text(best.throughput)} samples/s", best.speedup
     speedup, detail = "not known", "the baseline was not measured"
     if best.config == yours:
         speedup, detail = ("not known", "see above") if best.inconclusive else ("–", "your settings are the answer")
@@ -152,22 +129,24 @@ def _tiles(best: Winner, yours: TrialConfig | None) -> tuple[tuple[str, str, str
 
 def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     at_yours = result.best_at_your_batch
-    kept = [keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
+    kept = [wording.keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
     notes = result.notes[:MOST_NOTES]
     if more := result.notes[MOST_NOTES:]:
         notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
-    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
+    stages = ", ".join(
+        f"{wording.STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items()
+    )
     took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
     return {
-        "Answer": (*filter(None, kept), *best_with_changes(result), *batch_caution(result)),
-        "Bottleneck": bottleneck_sentence(result),
-        "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
+        "Answer": (*filter(None, kept), *wording.best_with_changes(result), *wording.batch_caution(result)),
+        "Bottleneck": wording.bottleneck_sentence(result),
+        "Memory format and optimizer, compute only": tuple(map(wording.recipe_line, result.recipes)),
         "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
         "Notes": notes,
     }
 
 
-def _code(result: TuningResult) -> list[Section]:
+def _code(result: TuningResult) -> list[tables.Section]:
     """Of what is proven better; at the user's batch size only what differs from the best."""
     blocks = dict[str, str]()
     for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
@@ -175,11 +154,10 @@ def _code(result: TuningResult) -> list[Section]:
             continue
         blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
         blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
-    return [Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
+    return [tables.Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
 
 
-def limits_table(result: TuningResult) -> Table:
-    """What fits in each precision."""
+def limits_table(result: TuningResult) -> tables.Table:
     rows, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
     for each in result.ceilings:
         sizes = [
@@ -191,9 +169,9 @@ def limits_table(result: TuningResult) -> Table:
         alone = max(timed, key=lambda point: point.samples_per_s, default=None)
         memory = "\n".join(filter(None, (bytes_text(each.budget_bytes), held)))
         rate = MISSING if alone is None else f"{rate_text(alone.samples_per_s)} at batch {alone.batch_size:,}"
-        rows.append((each.precision, *sizes, limit_text(each.limit, result.device.kind), memory, rate))
+        rows.append((each.precision, *sizes, wording.limit_text(each.limit, result.device.kind), memory, rate))
     columns = ("", "safe batch", "largest", "limited by", "memory for training", "compute-only rate")
-    return Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
+    return tables.Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
 
 
 def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> dict[str, Any]:
@@ -212,20 +190,20 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> d
     }
 
 
-def _row(result: TuningResult) -> SortedRow:
+def _row(result: TuningResult) -> tables.SortedRow:
     best = None if result.best is None or result.best.inconclusive else result.best
     by_column = {
-        "when (UTC)": Cell(result.created[:16].replace("T", " ")),
-        "workload": Cell(_workload(result)),
-        "machine": Cell(_machine(result)),
-        "samples/s": interval_cell(best.throughput if best else None),
-        "over the baseline": number(best.speedup.value if best and best.speedup else None, ratio_text),
-        "of compute-only": number(best.compute_fraction if best else None, percent_text),
-        "configuration": Cell(settings_text(best.config) if best else MISSING),
-        "host": Cell(result.host.hostname),
-        "torch": Cell(result.host.torch or MISSING),
+        "when (UTC)": tables.Cell(result.created[:16].replace("T", " ")),
+        "workload": tables.Cell(_workload(result)),
+        "machine": tables.Cell(_machine(result)),
+        "samples/s": tables.interval_cell(best.throughput if best else None),
+        "over the baseline": tables.number(best.speedup.value if best and best.speedup else None, ratio_text),
+        "of compute-only": tables.number(best.compute_fraction if best else None, percent_text),
+        "configuration": tables.Cell(wording.settings_text(best.config) if best else MISSING),
+        "host": tables.Cell(result.host.hostname),
+        "torch": tables.Cell(result.host.torch or MISSING),
     }
-    return SortedRow(outcome="answer" if best else "no answer", by_column=by_column)
+    return tables.SortedRow(outcome="answer" if best else "no answer", by_column=by_column)
 
 
 def _workload(result: TuningResult) -> str:

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 import torch
 from remedy_rig import Table, equal, job_with, lines_of, parts_of
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError

@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from remedy_rig import (
-    apart,
-    delivered,
-    equal,
-    fake_images,
-    job_with,
-    lines_of,
-    pasted_batch,
-    trained_on,
-)
+from remedy_rig import apart, delivered, equal, fake_images, job_with, lines_of, pasted_batch, trained_on
 from torch.utils.data import Dataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2

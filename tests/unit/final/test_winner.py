@@ -73,14 +73,6 @@ def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> Non
     assert finalists(once, trials)[0].half_width_fraction is None, "nothing ran twice in the final"
 
 
-def test_a_winner_never_failed_twice_also_where_all_did() -> None:
-    failure = TrialFailure(kind="crash", phase="training", message="")
-    fast, slow = config(64, 8), config(64, 4)
-    outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
-    assert judged(outcomes, None).winner().config == slow
-    assert judged([*outcomes, (slow, failure)], None).winner() is None
-
-
 def test_a_loss_that_is_not_finite_rules_out_its_precision_and_in_fp32_every_one() -> None:
     fp16 = TrialConfig(loader=LoaderConfig(batch_size=32), recipe=Recipe(precision="fp16"))
     found = finalists([(what, measured(rate)) for what in (YOURS, fp16) for rate in (100.0, 101.0)])

@@ -9,9 +9,10 @@ from account_rig import FakeTraining
 from fakes import fake_host
 from typer.testing import CliRunner, Result
 
-from loadtune import host, training
+from loadtune import training
 from loadtune.cli import app
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
+from loadtune.host import machine as host
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure

@@ -8,7 +8,7 @@ import pytest
 from fakes import fake_host
 
 from loadtune.errors import DeviceError
-from loadtune.host import choose_device, freest_gpu, parse_torch_versions
+from loadtune.host.machine import choose_device, freest_gpu, parse_torch_versions
 from loadtune.records.facts import Device, GpuFacts
 
 
@@ -80,7 +80,7 @@ def test_the_versions_of_torch_and_cuda_are_read_from_text(text, versions):
 
 def test_reading_the_host_and_the_client_of_a_training_import_no_torch():
     code = (
-        "import sys, loadtune.host as host\n"
+        "from loadtune.host import machine as host; import sys\n"
         "early = {'torch', 'optuna', 'pynvml', 'psutil'} & set(sys.modules)\n"
         "host.read_host()\n"
         "import loadtune.training.client\n"

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from loadtune.host import choose_device, read_gpus, read_host, read_telemetry
 from loadtune.host.gpu import Gpm, GpuOthers, gpu_use, visible_uuids
+from loadtune.host.machine import choose_device, read_gpus, read_host, read_telemetry
 from loadtune.host.nvml import PATIENCE_S, NoAnswerError, Nvml, NvmlDevice
 from loadtune.host.telemetry import Sampler, machine_probes
 from loadtune.records.facts import Device, GpuProcess

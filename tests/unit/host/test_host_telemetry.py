@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadtune.host import Sampler, read_telemetry
 from loadtune.host import telemetry as telemetry_module
+from loadtune.host.machine import Sampler, read_telemetry
 from loadtune.host.sensing import BUSY_CORES, MAX_SLICES, OWN_CORES, Count, Probe, Record, Track
 from loadtune.host.telemetry import LONGEST_PAUSE_S, machine_probes
 from loadtune.records.facts import Device
@@ -32,16 +32,6 @@ class Scripted:
 def sampler_over(*probes, now=time.monotonic, interval_s=0.001):
     made = [Probe(each.figures, each.look, each.every) for each in probes]
     return Sampler(CPU, lambda: None, interval_s=interval_s, probes=made, now=now)
-
-
-def test_what_probes_see_is_in_the_span():
-    clock = SimpleNamespace(at_s=40.0)
-    sampler = sampler_over(Scripted({CORES: 70.0, DUTY: 0.5}), now=lambda: clock.at_s)
-    for clock.at_s in (40.0, 42.0):
-        sampler.sample(everything=True)
-    seen = sampler.between(40.0, 42.0)
-    assert (seen.training_cpu_cores, seen.gpu_utilization_fraction) == (70.0, 0.5)
-    assert sampler.between(40.5, 41.5) is None  # no reading falls into it
 
 
 def test_each_probe_has_its_pace_and_a_dear_one_a_slower_one():
@@ -116,6 +106,7 @@ def test_means_weigh_readings_with_the_time_they_stand_for_and_peaks_are_of_the_
     readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
     peaks = [seen(*span, training_rss_bytes=readings).training_rss_bytes for span in ((0.5, 1.5), (1.2, 1.8))]
     assert peaks == [3, 5]  # of a span shorter than a look, what was read next
+    assert seen(1.2, 1.8, [1.0, 2.0], training_rss_bytes=readings) is None
 
 
 def test_workers_grow_at_the_least_pace_of_the_span():

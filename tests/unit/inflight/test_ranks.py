@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from loadtune.decide.inflight import Reading
 from loadtune.inflight import environment as placement
 from loadtune.inflight import ranks
-from loadtune.inflight.measure import Reading, Work
 from loadtune.inflight.ranks import Word, cores_of, differences
+from loadtune.model.workers import Work
 
 
 def word(rank: int, cpu_s: float | None = None, **more: object) -> Word:
@@ -104,15 +105,15 @@ def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: 
         store.is_gone = len(heard) > 40
 
     heard: list[dict[int, Word]] = []
-    waits: list[bool] = []
+    waits: list[bool | None] = []
     monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
     one = ranks.Ranks(store, 0, 2)
     monkeypatch.setattr(ranks.time, "sleep", wait)
-    reading = Reading(num_steps=99, total_s=1.0, blocked_s=0.9, handover_s=0.0, step_s=0.1, error_s=0.0)
+    reading = Reading(num_workers=1, num_steps=99, total_s=1.0, blocked_s=0.9, step_s=0.1)
     one.say(Work(load_s=1.5, cpu_s=1.5), reading, is_settled=True, num_switches=0)
     one._exchange()
     assert heard[14][1].cpu_s == 0.5, "the other was read once it had spoken"
-    assert [waits[turn] for turn in (6, 14, -1)] == [False, True, False]
+    assert [waits[turn] for turn in (6, 14, -1)] == [None, True, False]
     assert heard[14][0].num_told >= 1
     assert set(heard[-1]) == {0}, "the other says nothing new"
     assert one.words, "what was known stays"

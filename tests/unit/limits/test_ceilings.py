@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, fits_host, prefetch_bytes
-from loadtune.limits.recipe import STEP_S
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
@@ -132,11 +131,3 @@ def test_what_is_in_flight() -> None:
             assert fits_host(replace(loader, pin_memory=pin_memory), 100, there) == fits
     assert not fits_host(loader, 100, replace(host, shm_free_bytes=in_flight))
     assert prefetch_bytes(LoaderConfig(batch_size=10), 100) == 10 * 100
-
-
-def test_the_line_is_run_with_quick_steps_and_what_is_larger_is_predicted() -> None:
-    training = FakeTraining(Surface(compute_per_s={"fp32": 100.0}))
-    ceiling = MemoryProbe(training, RECIPE, {"dataset": 10**6}, step_s={2: 0.18}).bound()
-    assert all(probe.step_s is not None and probe.step_s <= STEP_S for probe in ceiling.probes)
-    assert not ceiling.verified
-    assert 0.95 * training.surface.largest_batch("fp32") < ceiling.batch_size

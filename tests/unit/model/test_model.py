@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtune.model.answers import change, explain, is_enough, propose
+from loadtune.model.answers import change, explain, propose
 from loadtune.model.fit import SEGMENT, ThroughputModel
 from loadtune.model.resources import POINT, Job, Points, demands, names_of, prior_of
 
@@ -59,32 +59,14 @@ def fitted(seen: list[tuple[int, tuple[float, float, float]]]) -> ThroughputMode
     return ThroughputModel(JOB, np.array(rows, SEGMENT))
 
 
-def searched(machine: Machine, most: int = 12) -> tuple[ThroughputModel, int]:
-    """The model after a search, and the best setting."""
-    index, seen, held, last = BASELINE, list[tuple[int, tuple[float, float, float]]](), list[bool](), None
-    for _ in range(most):
+def searched(machine: Machine) -> ThroughputModel:
+    """The model after a search of six trials."""
+    index, seen = BASELINE, list[tuple[int, tuple[float, float, float]]]()
+    for _ in range(6):
         seen.append((index, machine.measure(index)))
-        if last is not None:
-            held.append(last.predicted.holds(seen[-1][1][0]))
         model = fitted(seen)
-        last = propose(model, points_of(SPACE), sorted({at for at, _ in seen}))
-        if is_enough(last, held):
-            break
-        index = last.index
-    tried = sorted({at for at, _ in seen})
-    return model, tried[int(model.mean(points_of([SPACE[at] for at in tried])).argmax())]
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "planted",
-    [{}, {"pin_rate": 1e9}, {"load": 3.0}, {"copy_rate": 2.5e9, "pin_rate": 2e10}, {"compute bf16": 1.5}],
-    ids=["as foreseen", "slow pinning", "slow workers", "slow copies", "slow steps"],
-)
-def test_the_search_ends_near_the_best_after_a_few_trials(planted, seed):
-    machine = Machine(seed, **planted)
-    _, best = searched(machine)
-    assert machine.rates[best] >= 0.93 * machine.rates.max()
+        index = propose(model, points_of(SPACE), sorted({at for at, _ in seen})).index
+    return model
 
 
 @pytest.mark.parametrize(
@@ -119,8 +101,7 @@ def test_intervals_hold_what_was_not_seen():
         mean, sd = prior_of(JOB)
         drawn = np.exp(np.random.default_rng(seed).normal(mean, sd))
         machine = Machine(seed, **dict(zip(names_of(JOB), drawn, strict=True)))
-        model, _ = searched(machine, most=6)
-        found = model.predict(points_of(SPACE))
+        found = searched(machine).predict(points_of(SPACE))
         inside.append(np.mean(np.abs(found.mean - np.log(machine.rates)) <= 1.96 * found.sd))
     assert np.mean(inside) >= 0.9
 

@@ -1,18 +1,15 @@
 """Two results side by side: what differs is said, what cannot be compared is refused. The interval of a ratio is as
 wide as both sides' noise makes it, and right as often as it says."""
 
-import math
-import random
 from dataclasses import replace
 
 import pytest
 from page_rig import golden
-from study_rig import measured
 
 from loadtune.errors import ResultError
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.result import TuningResult
-from loadtune.report.compare import Mean, compare, mean_of, ratio_of
+from loadtune.report.compare import compare
 
 FAST = golden()
 
@@ -72,23 +69,3 @@ def test_a_run_without_a_winner_or_with_an_unconfirmed_one_is_said() -> None:
     assert notes[0].startswith("The answer of the first run is not confirmed: the run was cut short")
     unasked = replace(FAST, best_at_your_batch=None)
     assert "no batch size to keep" in compare(unasked, FAST, keep_batch_size=True).notes[0]
-
-
-def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
-    return mean_of([measured(mean * math.exp(random_.gauss(0, spread))) for _ in range(4)])
-
-
-def test_one_run_on_a_side_gives_no_interval_and_identical_runs_leave_no_doubt() -> None:
-    ratio = ratio_of(mean_of([measured(1000.0), measured(1010.0)]), mean_of([measured(500.0)]))
-    assert (round(ratio.value, 3), ratio.low, ratio.high) == (0.498, None, None)
-    ratio = ratio_of(mean_of([measured(100.0)] * 2), mean_of([measured(50.0)] * 2))
-    assert (ratio.low, ratio.value, ratio.high) == (0.5, 0.5, 0.5)
-
-
-@pytest.mark.parametrize(("before", "after"), [(0.02, 0.02), (0.02, 0.06), (0.06, 0.02)])
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, after: float) -> None:
-    random_, held = random.Random(3), 0
-    for _ in range(400):
-        ratio = ratio_of(noisy(random_, 1000.0, before), noisy(random_, 800.0, after))
-        held += ratio.holds(0.8) is True
-    assert 0.92 <= held / 400 <= 0.99

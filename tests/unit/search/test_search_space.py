@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from fakes import Surface, fake_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.records.config import LoaderConfig, Recipe, YourSettings
-from loadtune.search.baseline import assumed_settings, your_config
-from loadtune.search.space import SearchSpace, worker_ladder
+from loadtune.records.config import LoaderConfig, Recipe, TuneConfig, YourSettings
+from loadtune.records.measurement import ComputePoint, RecipeChoice
+from loadtune.records.memory import MemoryCeiling
+from loadtune.search.space import SearchSpace, batch_sizes, worker_counts, worker_ladder
 
 
 @given(most=st.integers(0, 300), extra=st.integers(0, 300))
@@ -34,12 +36,15 @@ def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
     assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (64, 4, 4)
 
 
-def test_the_baselines_workers_end_with_each_epoch_as_in_pytorch_unless_told_otherwise() -> None:
-    given = YourSettings(num_workers=4)
-    kept = replace(given, persistent_workers=True)
-    assert not your_config(given, 64).loader.keeps_workers
-    assert your_config(kept, 64).loader.keeps_workers
-    assert your_config(YourSettings(), 64).loader.keeps_workers, "there are none"
-    assert "persistent_workers" in assumed_settings(given)
-    assert "persistent_workers" not in assumed_settings(kept)
-    assert "persistent_workers" not in assumed_settings(YourSettings())
+def test_a_batch_is_at_most_a_tenth_of_an_epoch_unless_it_is_named() -> None:
+    facts = replace(fake_facts(Surface()), dataset_length=1000)
+    point = ComputePoint(recipe=Recipe(), batch_size=64, windows=())
+    choices = (RecipeChoice(chosen=Recipe(), points=(point,)),)
+    ceilings = (MemoryCeiling(precision="fp32", batch_size=900, safe_batch_size=800, limit="memory", probes=()),)
+    named = TuneConfig(yours=YourSettings(batch_size=300))
+    largest = [max(batch_sizes(each, facts, 64, choices, ceilings)) for each in (TuneConfig(), named)]
+    assert largest == [96, 256]
+
+
+def test_the_users_workers_above_the_most_allowed_are_not_searched() -> None:
+    assert worker_counts(TuneConfig(max_workers=2), fake_facts(Surface()), 8, 16) == (0, 1, 2)

@@ -4,7 +4,7 @@ import pytest
 
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
-from loadtune.search.segment import Segment
+from loadtune.run.measure import Segment
 
 IN_PROCESS, EIGHT = LoaderConfig(batch_size=10), LoaderConfig(batch_size=10, num_workers=8)
 
@@ -52,19 +52,3 @@ def test_what_comes_before_a_segment_has_settled_is_left_out(loader, windows, nu
 )
 def test_how_long_it_lasts(loader, max_s, each, num_windows):
     assert feed(Segment(loader, max_s), [each] * 90) == num_windows
-
-
-def test_what_never_settles_is_measured_as_it_is_and_says_so():
-    segment = Segment(IN_PROCESS, 4.0)
-    assert feed(segment, [SKIPPING] * 90) is not None
-    assert not segment.settled
-    assert 0 < len(segment.kept) <= 11
-
-
-def test_a_segment_whose_queue_is_not_turned_over_in_time_gives_up():
-    segment = Segment(EIGHT, 4.0, limit_s=20.0)
-    assert feed(segment, [window(num_steps=1, seconds=2.0)] * 90) == 11
-    assert segment.gave_up
-    segment = Segment(EIGHT, 4.0, limit_s=20.0)
-    assert feed(segment, [window(num_steps=8, seconds=2.0)] * 90) is not None
-    assert not segment.gave_up

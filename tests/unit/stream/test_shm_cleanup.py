@@ -3,25 +3,30 @@
 import errno
 import mmap
 import os
+import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from cli_rig import until
 
-from loadtune.stream.shm_cleanup import group_members, kill_group, remove_segments
+from loadtune.stream import shm_cleanup
+from loadtune.stream.shm_cleanup import group_members, remove_segments
+from loadtune.training import process
 
 
-def process(proc: Path, pid: int, state: str, group: int) -> None:
+def entry(proc: Path, pid: int, state: str, group: int) -> None:
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "stat").write_text(f"{pid} (a) name) {state} 1 {group} {group} 0 -1")
 
 
 def test_living_members_of_the_group_and_nobody_else(tmp_path: Path) -> None:
-    process(tmp_path, 10, "S", 10)
-    process(tmp_path, 11, "R", 10)
-    process(tmp_path, 12, "Z", 10)
-    process(tmp_path, 13, "S", 13)
+    entry(tmp_path, 10, "S", 10)
+    entry(tmp_path, 11, "R", 10)
+    entry(tmp_path, 12, "Z", 10)
+    entry(tmp_path, 13, "S", 13)
     (tmp_path / "14").mkdir()  # gone between the two looks
     (tmp_path / "meminfo").touch()
     assert group_members(10, tmp_path) == {10, 11}
@@ -67,17 +72,18 @@ time.sleep(60)
 """
 
 
-def test_semaphores_of_a_killed_group_are_unlinked() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as holder:
-        assert holder.stdout is not None
-        semaphore = Path("/dev/shm") / f"sem.{holder.stdout.readline().strip().removeprefix('/')}"
-        assert semaphore.exists()
-        kill_group(holder.pid)
-        assert not semaphore.exists()
-    assert group_members(holder.pid) == set(), "the tracker has ended, too"
+def test_semaphores_of_a_killed_group_are_unlinked_however_slow_the_tracker_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    monkeypatch.setattr(process, "subprocess", Namespace(Popen=lambda *_, **__: held, DEVNULL=None))
+    training = process.TrainingProcess(Namespace(kind="cpu"), tmp_path / "log", tmp_path)
+    with held.stdout as said:
+        semaphore = Path("/dev/shm") / f"sem.{said.readline().strip().removeprefix('/')}"
+    (tracker,) = group_members(held.pid) - {held.pid}
+    os.kill(tracker, signal.SIGSTOP)
+    monkeypatch.setattr(shm_cleanup, "_DEATH_S", 0.1)
+    training.close()
+    assert group_members(held.pid) == {tracker}
+    os.kill(tracker, signal.SIGCONT)
+    assert until(lambda: not semaphore.exists() and not group_members(held.pid))

@@ -28,12 +28,15 @@ class Seeds(Namespace):
         return self.num_workers
 
 
+emptied: Any = (lambda later: lambda _: (asks(0), later))(0)
+del emptied.__closure__[0].cell_contents
 READ = [
     lambda _: num_workers, lambda _: args.num_workers, lambda _: asks.get_worker_info().num_workers + args.num_workers,
     lambda _: vars(args)["num_workers"], (lambda num_workers: lambda _: num_workers)(2), lambda _, num_workers=2: 0,
     Seeds(), partial(Seeds()), wraps(Seeds().__call__)(lambda _: 0), partial(note, None, num_workers=8, rank=0),
+    lambda _: getattr(args, "num_workers", 0),
 ]  # fmt: skip
-NOT_READ = [None, asks, torch.manual_seed, wraps(asks)(lambda _: 0)]
+NOT_READ = [None, asks, torch.manual_seed, wraps(asks)(lambda _: 0), lambda _: print("num_workers"), emptied]
 
 
 @pytest.mark.parametrize(("init", "reads"), [(each, True) for each in READ] + [(each, False) for each in NOT_READ])

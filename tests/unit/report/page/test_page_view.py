@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from page_rig import config, cut_short, explained, golden, measured, measurement, with_trials
+from page_rig import config, explained, golden, measured, measurement, with_trials
 
 from loadtune.records.facts import Device
-from loadtune.records.interval import Interval
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
 from loadtune.report.page.figures import Panel, contestants, figures, gains, roofline, timelines, trials
 from loadtune.report.page.write import MOST_NOTES, board_view, limits_table, page_view
 from loadtune.report.tables import trial_table
+from loadtune.statistics.interval import Interval
 
 BEST = golden().best.config
 
@@ -29,19 +29,6 @@ def words(view: dict[str, Any]) -> str:
 def traces(panels: list[Panel]) -> dict[str, Any]:
     """Those with points, by name; plotly.js leaves the others out."""
     return {trace["name"]: trace for trace in panels[0].data if trace["x"]}
-
-
-@pytest.mark.parametrize(
-    ("result", "drawn"),
-    [
-        (with_trials(1), {"roofline", "gains", "finalists", "memory", "timelines", "trials"}),
-        (cut_short(), set()),
-    ],
-    ids=["all", "none"],
-)
-def test_what_is_there_is_drawn(result, drawn) -> None:
-    assert {key for key, panels in figures(result).items() if panels} == drawn
-    assert bool(page_view(result)["tiles"]) == (result.best is not None)
 
 
 def test_best_and_baseline_stand_side_by_side_with_what_is_known() -> None:

@@ -4,19 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records.measurement import Measurement, Window, delivered_samples, half_width_fraction
+from loadtune.records.measurement import Measurement, Window
+from loadtune.statistics.rate import delivered_samples, half_width_fraction
 
 
 def ten_batches(wait_s: float, ahead: tuple[float, float]) -> Window:
     """In ten seconds, with so many made ahead before and after."""
     return Window(
-        start_s=0.0,
-        seconds=10.0,
-        num_steps=10,
-        num_samples=10,
-        wait_s=wait_s,
-        queue_start=ahead[0],
-        queue_end=ahead[1],
+        start_s=0.0, seconds=10.0, num_steps=10, num_samples=10, wait_s=wait_s, queue_start=ahead[0], queue_end=ahead[1]
     )
 
 

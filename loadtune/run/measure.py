@@ -3,18 +3,22 @@ training, and what other processes did meanwhile."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
-from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss, samples_per_s
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import HostFacts
+from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
-from loadtune.run import Run
+from loadtune.run.budget import Budget
+from loadtune.run.journal import Journal
+from loadtune.seams import Sensor, Training
+from loadtune.statistics.rate import samples_per_s
 from loadtune.units import counted, percent_text, rate_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
@@ -116,79 +120,94 @@ def expected_seconds(
     return np.asarray(LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + steps / rates))
 
 
-# In a run
+# On a training
 
 
-def run_trial(run: Run, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
-    """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
-    seen: list[Window] = []
+@dataclass(slots=True)
+class Measuring:
+    """Times configurations, one after another, on one training."""
 
-    def watch(window: Window) -> bool:
-        run.tell(rate=window.num_samples / window.seconds)
-        seen.append(window)
-        return window.loss_is_finite is not False and segment.add(window)
+    training: Training
+    sensor: Sensor
+    host: HostFacts
+    budget: Budget
+    journal: Journal
+    epoch_samples: int | None = None
+    """Of the dataset. None: its length is unknown."""
+    trained: set[tuple[Recipe, int]] = field(default_factory=set)
+    """Recipes and batch sizes that this training was timed with: it need not compile them."""
+    _disturbed_repeats: int = 0
+    """How many of the latest repeats in a row were disturbed by other processes too."""
 
-    started = run.clock.now()
-    ran = run.training.time_training(config, WINDOW_S, watch)
-    if isinstance(ran, TrialFailure):
-        return ran
-    if seen and seen[-1].loss_is_finite is False:
-        return non_finite_loss(config.precision, seen, phase="training")
-    if segment.gave_up:
-        steps = counted(sum(window.num_steps for window in seen), "step")
-        message = f"it trained {steps} in {seconds_text(run.clock.now() - started)}"
-        return TrialFailure(kind="too_slow", phase="training", message=message)
-    if not segment.kept or samples_per_s(segment.kept) <= 0:
-        return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
-    start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
-    return Measurement(
-        windows=tuple(segment.kept),
-        first_batch_s=ran.first_batch_s,
-        seconds=run.clock.now() - started,
-        peak_allocated_bytes=ran.peak_allocated_bytes,
-        telemetry=run.aside("Telemetry is missing", lambda: run.sensor.between(start_s, end_s)),
-        noisy=not segment.settled,
-        restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
-        refill_s=ran.batch_s,
-    )
+    def timed(self, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
+        """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
 
+        A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
+        fails the first one does, unless the loss was not finite."""
+        first = self._timed_once(config, limit_s)
+        before, name = taken_by_others(first, self.host)
+        if before < DISTURBED or not isinstance(first, Measurement):
+            return first
+        if self._disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * self.budget.left_s:
+            return first
+        used = f"Other processes used {percent_text(before)} of the {name} during this measurement."
+        self.journal.tell(f"{used} It is repeated.")
+        again = self._timed_once(config, limit_s)
+        if isinstance(again, TrialFailure) and is_barred([again]):
+            return again
+        after = taken_by_others(again, self.host)[0] if isinstance(again, Measurement) else before
+        self._disturbed_repeats = 0 if after < DISTURBED else self._disturbed_repeats + 1
+        quieter = again if isinstance(again, Measurement) and after < before else first
+        return replace(quieter, repeated=True)
 
-def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
-    """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
+    def _timed_once(self, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
+        self.journal.running = config
+        self.journal.tell()
+        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
+        try:
+            outcome = self.run_trial(config, Segment(config.loader, max_s, limit_s))
+        except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
+            if isinstance(error, OutOfTimeError) or not config.remedies:
+                raise
+            return TrialFailure(kind="user_error", phase="training", message=str(error))
+        if isinstance(outcome, Measurement):
+            self.trained.add((config.recipe, config.batch_size))
+            outcome = replace(outcome, epoch_samples=self.epoch_samples)
+        return outcome
 
-    A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
-    fails the first one does, unless the loss was not finite."""
-    first = _timed_once(run, config, limit_s)
-    before, name = taken_by_others(first, run.host)
-    if before < DISTURBED or not isinstance(first, Measurement):
-        return first
-    if run.disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * run.left_s:
-        return first
-    run.tell(f"Other processes used {percent_text(before)} of the {name} during this measurement. It is repeated.")
-    again = _timed_once(run, config, limit_s)
-    if isinstance(again, TrialFailure) and is_barred([again]):
-        return again
-    after = taken_by_others(again, run.host)[0] if isinstance(again, Measurement) else before
-    run.disturbed_repeats = 0 if after < DISTURBED else run.disturbed_repeats + 1
-    quieter = again if isinstance(again, Measurement) and after < before else first
-    return replace(quieter, repeated=True)
+    def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
+        """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
+        seen, clock = list[Window](), self.budget.clock
 
+        def watch(window: Window) -> bool:
+            self.journal.tell(rate=window.num_samples / window.seconds)
+            seen.append(window)
+            return window.loss_is_finite is not False and segment.add(window)
 
-def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
-    run.running = config
-    run.tell()
-    max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * run.config.time_budget_s))
-    segment = Segment(config.loader, max_s, limit_s)
-    try:
-        outcome = run_trial(run, config, segment)
-    except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
-        if isinstance(error, OutOfTimeError) or not config.remedies:
-            raise
-        return TrialFailure(kind="user_error", phase="training", message=str(error))
-    if isinstance(outcome, Measurement):
-        run.trained.add((config.recipe, config.batch_size))
-        outcome = replace(outcome, epoch_samples=None if run.facts is None else run.facts.dataset_length)
-    return outcome
+        started = clock.now()
+        ran = self.training.time_training(config, WINDOW_S, watch)
+        if isinstance(ran, TrialFailure):
+            return ran
+        if seen and seen[-1].loss_is_finite is False:
+            return non_finite_loss(config.precision, seen, phase="training")
+        if segment.gave_up:
+            steps = counted(sum(window.num_steps for window in seen), "step")
+            message = f"it trained {steps} in {seconds_text(clock.now() - started)}"
+            return TrialFailure(kind="too_slow", phase="training", message=message)
+        if not segment.kept or samples_per_s(segment.kept) <= 0:
+            message = "the run ended before there was a rate to measure"
+            return TrialFailure(kind="crash", phase="training", message=message)
+        start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
+        return Measurement(
+            windows=tuple(segment.kept),
+            first_batch_s=ran.first_batch_s,
+            seconds=clock.now() - started,
+            peak_allocated_bytes=ran.peak_allocated_bytes,
+            telemetry=self.journal.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s)),
+            noisy=not segment.settled,
+            restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
+            refill_s=ran.batch_s,
+        )
 
 
 def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None) -> str:

@@ -1,0 +1,72 @@
+"""The clocks of whoever loads and trains: read once a look, compared with the reading before."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtune.decide.inflight import Reading
+from loadtune.model.workers import Work
+from loadtune.stream.sample_table import Row
+
+
+class Clocks(NamedTuple):
+    """So far."""
+
+    batches: float
+    cpu_s: float
+    """CPU seconds of loading, with those of starting."""
+    queued_s: float = 0.0
+    """Seconds in which workers were ready to run without a core."""
+    load_s: float | None = None
+    """Seconds in which one worker loads a batch. None: a stream's workers and the training process tell none."""
+    train_s: float = 0.0
+    """Seconds in which threads of the training process ran, or were ready to, their sum."""
+    wall_s: float = 0.0
+    busy_s: float | None = None
+    """Seconds in which the usable cores ran something, their mean. None: not known."""
+
+    def work_since(self, then: "Clocks", reading: Reading) -> Work | None:
+        """What a batch takes. None: too little was loaded since."""
+        made, passed_s, num = self.batches - then.batches, self.wall_s - then.wall_s, reading.num_workers
+        if made < 2 or self.load_s == 0:
+            return None
+        cpu_s, queued_s = (self.cpu_s - then.cpu_s) / made, max(0.0, (self.queued_s - then.queued_s) / made)
+        train_s = reading.total_s * (self.train_s - then.train_s) / max(1e-9, passed_s) - (0.0 if num else cpu_s)
+        is_known = None not in (self.busy_s, then.busy_s) and passed_s > 0
+        busy = min(1.0, (self.busy_s - then.busy_s) / passed_s) if is_known else None  # type: ignore[operator]
+        load_s = reading.blocked_s if num == 0 else num * reading.total_s if self.load_s is None else self.load_s
+        return Work(
+            load_s=max(cpu_s, load_s - queued_s) if num else load_s,  # a stream's workers all load meanwhile
+            cpu_s=cpu_s if num else min(load_s, cpu_s),
+            queued_s=queued_s,
+            step_cpu_s=max(0.0, train_s) if reading.step_s else 0.0,
+            cores_busy=busy,
+        )
+
+
+def read_loading(workers: Sequence[Row], pids: Iterable[int], num_delivered: int) -> Clocks:
+    """Of a loader with workers. ``workers``: empty where they note nothing, as those of a stream."""
+    ran_s, queued_s = scheduled_s(pids)
+    if not workers:
+        return Clocks(num_delivered, ran_s, queued_s)
+    ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
+    num_timed = sum(each.num_timed for each in workers)
+    load_s = sum(each.made_s for each in workers) / num_timed if num_timed else 0.0
+    return Clocks(ended, cpu_s, queued_s, load_s)
+
+
+def with_training(loading: Clocks, wall_s: float, busy_s: float | None) -> Clocks:
+    """And of the threads of the training process, at this time."""
+    threads = (f"self/task/{each}" for each in os.listdir("/proc/self/task"))
+    return loading._replace(train_s=sum(scheduled_s(threads)), wall_s=wall_s, busy_s=busy_s)
+
+
+def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
+    """Seconds in which the main threads of these processes, or threads of this one as ``self/task/ID``, ran; and were
+    ready to run and got no core. 0 where nothing tells."""
+    try:
+        read = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
+        return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0.0

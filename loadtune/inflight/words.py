@@ -1,0 +1,157 @@
+"""What people read of accounts: on stderr while a script runs, and at its end. Needs no torch."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from loadtune.inflight.account import Account, accounts
+from loadtune.inflight.environment import num_ranks, rank
+from loadtune.units import counted, number_text, percent_text, seconds_text
+
+_STARTING = 0.02
+"""Share of the time that starts of epochs take, from which on it is told."""
+_said: set[tuple[int, str]] = set()
+
+
+def say(account: Account | None, text: str) -> None:
+    """One line on stderr, once, of rank 0 alone. Loaders are named where there are several."""
+    line = f"{'' if account is None else account.name}: {text}"
+    key = os.getpid(), line
+    if (rank() if account is None else account.rank) == 0 and key not in _said:
+        _said.add(key)
+        print_line(text if account is None or len(accounts()) < 2 else line)
+
+
+def leave_alone(account: Account, reason: str) -> None:
+    """A loader that torch iterates. It is said once, also where it is made anew."""
+    reason += "; set num_workers yourself"
+    if not any((each.name, each.reason) == (account.name, reason) for each in accounts()):
+        account.state, account.reason = "left alone", reason
+        accounts().append(account)
+        say(account, f"left alone: {reason}")
+
+
+def print_line(line: str) -> None:
+    if sys.stderr is not None:
+        print(f"loadtune: {line}", file=sys.stderr, flush=True)
+
+
+def summary(found: Sequence[Account]) -> list[str]:
+    """Lines for the end of a script, without the name of this package. Rank 0 speaks for all."""
+    lines, few = list[str](), dict[str, list[str]]()
+    for each in found:
+        ranks = [other for other in found if other.name == each.name and other.rank != each.rank]
+        if any(other.rank < each.rank for other in ranks):
+            continue
+        if each.state == "watching" and each.samples_per_s is None:
+            few[_few_text(each)] = each.advice
+            continue
+        lines += _outcome(replace(each, num_ranks=max(each.num_ranks, 1 + len(ranks))))
+        if ranks:
+            numbers = sorted({rank.num_workers for rank in ranks})
+            times = ", ".join(percent_text(rank.numbers().get("blocked_fraction")) for rank in ranks[:8])
+            span = f"{numbers[0]} to {numbers[-1]} workers" if numbers[1:] else counted(numbers[0], "worker")
+            which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
+            lines.append(f"  {which}: {span}; waits {times}{', …' if ranks[8:] else ''}")
+        lines += [f"  advice: {advice}" for advice in each.advice if advice not in (each.reason or "")]
+    lines += [f"too few batches to measure: {'; '.join(few)}"] if few else []
+    return lines + list(dict.fromkeys(f"  advice: {advice}" for each in few.values() for advice in each))
+
+
+def _few_text(account: Account) -> str:
+    from loadtune.decide.steps import num_needed  # here and below: the launcher seldom needs it
+
+    had, batch_s = account.epoch_batches or account.num_batches, account.total_s / max(1, account.num_batches)
+    needed = max(had, max(3, 2 * account.num_workers) + num_needed(account.num_workers, batch_s)) + 1
+    has = f"{counted(had, 'batch')}{' in an epoch' if account.epoch_batches else ''}"
+    return f"{account.name} has {has}, and at least {needed} are needed"
+
+
+def gain_text(account: Account) -> str:
+    """``14.6 s an epoch instead of 33 s (2.3×, 2.2 to 2.4)``, or ``165 → 1,380 samples/s (8.4×, 8.1 to 8.7)``; where
+    the interval of the gain holds 1 ``not proven: 1.4× (0.9 to 2.0)``. Empty: nothing was compared."""
+    gain = account.told_gain()
+    if gain is None:
+        return ""
+    limits = "" if gain.low is None or gain.high is None else f"{gain.low:.2g} to {gain.high:.2g}"
+    if not account.is_proven:
+        return f"not proven: {gain.value:.2g}× ({limits or 'measured once before and once after'})"
+    times, is_kept = f"({gain.value:.2g}×, {limits})", account.kept_workers == account.num_workers
+    if is_kept and min(len(account.first_epochs_s), len(account.epochs_s)) > 1:
+        now_s, first_s = (sum(each) / len(each) for each in (account.epochs_s, account.first_epochs_s))
+        return f"{seconds_text(now_s)} an epoch instead of {seconds_text(first_s)} {times}"
+    now = account.samples_per_s if is_kept else None
+    of = f" of {account.num_ranks} ranks" if account.num_ranks > 1 else " of this rank" if num_ranks() > 1 else ""
+    rates = (number_text(rate * account.num_ranks) for rate in (now / gain.value, now)) if now else ()
+    return f"{' → '.join(rates)} samples/s{of} {times}" if now else f"{gain.value:.2g} times as fast ({limits})"
+
+
+def change_text(account: Account) -> str:
+    """``1 → 10 workers`` and the gain."""
+    gain, kept = gain_text(account), account.own_workers if account.kept_workers is None else account.kept_workers
+    return f"{account.own_workers} → {counted(kept, 'worker')}{gain and f': {gain}'}"
+
+
+_REASONS = {
+    "the step": None,
+    "workers": None,
+    "cores": "the CPU cores are busy",
+    "short epoch": "an epoch is too short for more workers to pay off",
+    "handing batches over": "handing batches over would take as long as more workers save",
+    "stream": "another number changes the order of an IterableDataset's samples, or how often each is read",
+    "dry run": "--dry-run",
+    "/dev/shm": "no more are allowed by /dev/shm: docker run --shm-size gives more",
+    "descriptors": "no more are allowed by descriptors: ulimit -n gives more",
+    "the sampler": "no more batches are asked for ahead, as the sampler may depend on the loop: a larger "
+    "prefetch_factor allows more",
+}
+
+
+def reason_text(code: str | None) -> str | None:
+    """Why a loop is left as it is, for people. ``code``: `Action.reason` or `Action.limit`. None: its limit says it."""
+    return None if code is None else _REASONS.get(code, f"no more are allowed by {code}")
+
+
+def _outcome(account: Account) -> list[str]:
+    """What was decided, and how long the loop waits."""
+    own, now, is_open = account.own_workers, account.num_workers, account.state == "judging"
+    kept = own if account.kept_workers is None else account.kept_workers
+    ended = f"; the script ended before {now} were compared with {kept}" if is_open else ""
+    share = (numbers := account.numbers()).get("blocked_fraction", 0.0)
+    unknown = "the script ended before more delivered" if account.state in ("starting", "watching") else ""
+    still = "no more workers were found to pay off" if share > 0.5 and account.bottleneck == "workers" else ""
+    why = account.reason or (kept == own and unknown) or still
+    predicted = min(account.predicted or 1.0, 1 / max(0.01, 1 - share))
+    why += f", predicted {predicted:.3g} times as fast" if predicted > 1.01 else ""
+    why = why and f": {why}"
+    if kept != own:
+        lines = [f"{account.name}: {change_text(account)}"]
+        lines += [f"  to keep it: DataLoader(..., num_workers={kept}){ended}"] if account.is_proven else []
+    elif is_open and now != own:
+        lines = [f"{account.name}: tried {counted(now, 'worker')} instead of {own}{ended}"]
+    else:
+        lines = [f"{account.name}: stays at {counted(own, 'worker')}{why}"]
+    is_shown = "blocked_fraction" in numbers and (now == kept or kept == own)
+    return [*lines, f"  {_waits(account)}{'' if kept == own else why}"] if is_shown else lines
+
+
+def _waits(account: Account) -> str:
+    """How long the loop waits for data, as shares of the time."""
+    total_s = account.total_s - account.earlier_total_s
+    shares = [(account.blocked_s - account.earlier_blocked_s) / total_s]
+    if account.num_workers != account.own_workers and account.first_blocked_fraction is not None:
+        shares.insert(0, account.first_blocked_fraction)
+    begins = (account.begins_s - account.earlier_begins_s) / total_s
+    starts = f", {percent_text(begins)} while epochs start" if begins > _STARTING else ""
+    return f"waits for data: {' → '.join(map(percent_text, shares))} of the time{starts}"
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """The end of a training, which ends as without loadtune: what raises in here is said in a sentence."""
+    try:
+        yield
+    except Exception as error:
+        print_line(f"what was found cannot be shown ({type(error).__name__}: {error}).")

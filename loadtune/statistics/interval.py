@@ -1,0 +1,146 @@
+"""What may be said of a mean: values with their intervals, over plain numbers. No clock, nothing of loaders.
+
+Every interval is two-sided and of 95% unless a probability is given.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with its interval: a mean over runs, a prediction, or the ratio of two of them."""
+
+    value: float
+    low: float | None = None
+    """None, here and below: too few runs to say."""
+    high: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def holds(self, value: float) -> bool | None:
+        """None: there is no interval."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+
+def around(value: float, half_width_fraction: float | None) -> Interval:
+    """A mean and half of its interval as a share of it."""
+    if half_width_fraction is None:
+        return Interval(value=value)
+    return Interval(value=value, low=value * (1 - half_width_fraction), high=value * (1 + half_width_fraction))
+
+
+@cache
+def t(degrees_of_freedom: int, error: float = 0.05, num_intervals: int = 1) -> float:
+    """Half the width of an interval by Student's distribution, in standard errors.
+
+    ``num_intervals``: that hold their truths all at once but for this error (Bonferroni's bound), so they hold that of
+    whichever is looked at for being extreme. Wider than needed where they depend on each other.
+    """
+    from scipy.special import stdtrit  # not at import: 0.1 s that most readers of a record never need
+
+    return float(stdtrit(degrees_of_freedom, 1 - error / max(1, num_intervals) / 2))
+
+
+class Spread(NamedTuple):
+    """Standard deviation of figures of one configuration, as a share of their mean, pooled over configurations."""
+
+    sd: float
+    degrees_of_freedom: int
+
+
+def spread_between(figures: Sequence[Sequence[float]], *, in_rounds: bool = False) -> Spread | None:
+    """By configuration. None: nothing was measured twice.
+
+    Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
+    share of the figure. ``in_rounds``: the n-th figure of each is of round n; what all share in it is taken off.
+    """
+    logs = [[math.log(figure) for figure in own] for own in figures]
+    degrees = sum(len(own) - 1 for own in logs)
+    if in_rounds:
+        rounds = [statistics.fmean(each) for each in zip(*logs, strict=True)]
+        logs = [[log - shared for log, shared in zip(own, rounds, strict=True)] for own in logs]
+        degrees -= max(0, len(rounds) - 1)
+    squares = math.fsum((log - statistics.fmean(own)) ** 2 for own in logs for log in own)
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None
+
+
+class Mean(NamedTuple):
+    """Of repeated figures of one configuration."""
+
+    value: float
+    sd: float | None = None
+    """Standard error, as a share of the mean, from the spread between figures. None: nothing was measured twice."""
+    degrees_of_freedom: int = 1
+
+    def half_width_fraction(self, num_means: int = 1) -> float | None:
+        """Of its interval, as a share. ``num_means``: those that it was picked from; the fastest was lucky, too."""
+        return None if self.sd is None else t(self.degrees_of_freedom, num_intervals=num_means) * self.sd
+
+
+MERGEABLE = 6
+"""Windows from which on neighbours are merged as well: three pairs are the fewest whose spread is worth a word. The
+interval of fewer takes them for independent, which they need not be."""
+
+ALLOWANCE = 2
+"""For what a few windows cannot show of themselves, as a share of 1 ÷ their number. Its size is by simulation: of
+runs of 0.3 s steps with a serial correlation of 0.5, the intervals of 93% hold the truth with 1, of 96% with 2."""
+
+
+def mean_of_series(samples: Sequence[float], seconds: Sequence[float]) -> Mean | None:
+    """sum(samples) ÷ sum(seconds), from a pair of numbers for each of a series of windows. None: no samples.
+
+    Batch means (Law & Kelton, Simulation Modeling and Analysis): the error of a window is the surplus of its samples
+    over what the mean rate makes in its seconds. Windows that share their luck with their neighbours would make the
+    interval too narrow: it is the wider of two, of single windows and of as many merged as the cube root of their
+    number (Flegal & Jones 2010), and wider by `ALLOWANCE` ÷ their number.
+    """
+    total, num = math.fsum(samples), len(samples)
+    if total <= 0:
+        return None
+    rate = total / math.fsum(seconds)
+    if num < 2:
+        return Mean(rate)
+    surplus = [own - rate * s for own, s in zip(samples, seconds, strict=True)]
+    means = list[Mean]()
+    for size in {1, round(num ** (1 / 3)) if num >= MERGEABLE else 1}:
+        # The oldest that fill no batch give no spread.
+        sums = [math.fsum(surplus[at : at + size]) for at in range(num % size, num, size)]
+        sd = (1 + ALLOWANCE / num) * statistics.stdev(sums) * math.sqrt(num / size) / total
+        means.append(Mean(rate, sd, len(sums) - 1))
+    return max(means, key=lambda mean: mean.half_width_fraction() or 0.0)
+
+
+def mean_of(figures: Sequence[float], among: Sequence[Sequence[float]] = ()) -> Mean:
+    """The spread is pooled over the figures ``among`` which these are some."""
+    mean, spread = statistics.fmean(figures), spread_between(among or [figures])
+    return Mean(mean, *(() if spread is None else (spread.sd / math.sqrt(len(figures)), spread.degrees_of_freedom)))
+
+
+def ratio_of(before: Mean, after: Mean, error: float = 0.05, drift: float = 0.0) -> Interval:
+    """After over before; without an interval where a side has no spread. It holds the truth but for this error.
+
+    The two sides were not measured in turn, so neither knows the other's spread: Welch's interval, with his and
+    Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a share of the mean.
+    ``drift``: standard deviation of what a machine does from one side to the other, as a share; the sides tell nothing
+    of it.
+    """
+    value = after.value / before.value
+    if before.sd is None or after.sd is None:
+        return Interval(value=value)
+    sd = math.hypot(before.sd, after.sd, drift)
+    doubt = before.sd**4 / before.degrees_of_freedom + after.sd**4 / after.degrees_of_freedom
+    degrees = max(1, int(sd**4 / doubt)) if doubt else 1  # identical figures, as only a fake makes them
+    return around_ratio(value, t(degrees, error) * sd)
+
+
+def around_ratio(value: float, half_width: float) -> Interval:
+    """``half_width``: of the interval of its logarithm."""
+    factor = math.exp(min(500.0, half_width))  # a float holds e to the 700th
+    return Interval(value=value, low=value / factor, high=value * factor)
