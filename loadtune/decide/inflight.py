@@ -246,7 +246,8 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
     if want <= now or bound.most == 0 or predicted_s(want) > allowed_s:
         if limit := _limit(reading, work, bound):
             return _settle(state, reading, work, bound, limit)
-        want, predicted_s = min(bound.most, max(now + 1, round(MORE * now))), partial(_at_best_s, reading)
+        want = min(bound.most, max(now + 1, round(MORE * now)))
+        predicted_s = partial(_at_best_s, reading, want)
     if any(abs(want / one - 1) < SAME for one in state.tried):
         return _settle(state, reading, work, bound, "workers")
     if (paying := _that_pay(reading, predicted_s, bound, want, reading.left)) is not None:
@@ -258,9 +259,9 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
     return _switch(state, reading, work, loop, paying, bound.refusal, for_next=True)
 
 
-def _at_best_s(reading: Reading, num_workers: int) -> float:
-    """Seconds a batch, if more workers ended all waiting, and fewer none."""
-    return reading.total_s * (1 - reading.waiting_fraction if num_workers > reading.num_workers else 1)
+def _at_best_s(reading: Reading, want: int, num_workers: int) -> float:
+    """Seconds a batch, if ``want`` workers ended all waiting, and fewer none."""
+    return reading.total_s * (1 - reading.waiting_fraction if num_workers >= want else 1)
 
 
 def _limit(reading: Reading, work: Work, bound: Bound) -> str:
@@ -305,9 +306,10 @@ def _switch(
     for_next: bool = False,
 ) -> Action:
     predicted_s, now = batch_s(work, loop, number), reading.num_workers
+    state = replace(state, decided_s=0.0, decided_cores=loop.cores)
     if state.job.only_advises:
         gain = min(reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))
-        resting = replace(state, stage="resting", limit="workers", decided_s=0.0, decided_cores=loop.cores)
+        resting = replace(state, stage="resting", limit="workers")
         return Action(state=resting, do="advise", num_workers=number, limit="workers", gain=gain)
     if refusal is not None:
         return Action(state=replace(state, stage="left alone", target=None), do="leave", reason=refusal)
@@ -416,7 +418,7 @@ def _settle(
 def _resting(state: State, reading: Reading, work: Work | None, bound: Bound) -> Action:
     decided_s = state.decided_s or reading.total_s
     other_pace = abs(reading.total_s / decided_s - 1) > OTHER or state.limit == "the step"
-    other_cores = abs(bound.cores / state.decided_cores - 1) > OTHER if state.decided_cores else False
+    other_cores = abs(bound.cores / state.decided_cores - 1) > OTHER
     is_other = state.num_relooks < RELOOKS and reading.waits and (other_pace or other_cores)
     if state.job.only_advises or is_other:
         return _watching(

@@ -22,7 +22,7 @@ def reading(num_workers=1, total_s=0.1, waiting=0.9, **other):
 
 SLEEPS = Work(load_s=0.1, cpu_s=0.01, cores_busy=0.2)
 CROWDED = replace(SLEEPS, queued_s=0.0125)
-COMPUTES = Work(load_s=0.1, cpu_s=0.1, cores_busy=0.9)
+COMPUTES = Work(load_s=0.1, cpu_s=0.1, cores_busy=0.55)
 ROOM = replace(COMPUTES, cores_busy=0.5)
 BOUND = Bound(most=64, reason="RAM", cores=4.0, start_cpu_s=0.02)
 WATCHING = State(job=Job(own=1))
@@ -74,7 +74,7 @@ TABLE = {
     "waits": (WATCHING, reading(), SLEEPS, {}, to(11)),
     "memory bounds workers": (WATCHING, reading(), SLEEPS, {"most": 3}, to(3)),
     "waits with all workers that are allowed": (WATCHING, reading(), SLEEPS, {"most": 1}, rest("RAM")),
-    "does not wait": (WATCHING, reading(waiting=0.01), SLEEPS, {}, rest("the step")),
+    "does not wait": (WATCHING, reading(waiting=0.02), SLEEPS, {}, rest("the step")),
     "waits as long as it takes to take a ready batch": (
         WATCHING, reading(waiting=0.1, handover_s=0.01), SLEEPS, {}, rest("the step"),
     ),
@@ -89,9 +89,9 @@ TABLE = {
     "one worker more where cores have time": (
         WATCHING, reading(waiting=0.1, left=400, length=400), ROOM, {"cores": 1.0}, to(2),
     ),
-    "one more than there are cores": (at(4), reading(4), ROOM, {}, to(5)),
+    "one more than there are cores": (at(4), reading(4, starved=0.5), ROOM, {}, to(5)),
     "a third more of many": (
-        at(10), reading(10, 0.011, 0.9), replace(ROOM, load_s=0.11, cpu_s=0.11), {"cores": 10.0}, to(13),
+        at(10), reading(10, 0.011, 0.9, left=4000), replace(ROOM, load_s=0.11, cpu_s=0.11), {"cores": 10.0}, to(13),
     ),
     "not for a short wait that the model cannot end": (
         WATCHING, reading(waiting=0.08), Work(load_s=0.01, cpu_s=0.01, cores_busy=0.5, step_cpu_s=0.1),
@@ -102,8 +102,11 @@ TABLE = {
         ("rest", None, "handing batches over", None, "resting"),
     ),
     "rows in memory gain nothing by a worker": (
-        of(WATCHING, own=0), reading(0, 0.0058, 0.138), Work(load_s=0.0008, cpu_s=0.0008, cores_busy=0.5), {},
+        of(WATCHING, own=0), reading(0, 0.0058, 0.25), Work(load_s=0.0014, cpu_s=0.0014, cores_busy=0.5), {},
         rest("handing batches over"),
+    ),
+    "rows that take longer do": (
+        of(WATCHING, own=0), reading(0, 0.0058, 0.28), Work(load_s=0.0016, cpu_s=0.0016, cores_busy=0.5), {}, to(1),
     ),
     "too many workers for the cores": (
         of(at(32), own=32), reading(32, 0.1, 0.9), replace(COMPUTES, cpu_s=0.1), {}, to(4),
@@ -125,7 +128,7 @@ TABLE = {
         WATCHING, reading(left=400, length=400), SLEEPS, {"start_cpu_s": 6.0}, to(5),
     ),
     "as many as start in time": (
-        WATCHING, reading(total_s=0.05, left=11, length=400), replace(SLEEPS, load_s=0.05), {"start_cpu_s": 0.0}, to(3),
+        WATCHING, reading(total_s=0.05, left=53, length=400), replace(SLEEPS, load_s=0.05), {"start_cpu_s": 0.0}, to(6),
     ),
     "a rank that loads nothing": (WATCHING, reading(), None, {}, WATCHES),
     "another loader is being changed": (WATCHING, reading(), SLEEPS, {"is_taken": True}, WATCHES),
@@ -221,6 +224,13 @@ def test_a_change_waits_for_the_next_epoch():
     assert action.state.is_for_next
     assert action.state.first is seen
     assert not decide(WATCHING, reading(), SLEEPS, BOUND).state.is_for_next
+
+
+@pytest.mark.parametrize("other", [{"decided_s": 0.05}, {"decided_cores": 8.0}])
+def test_what_was_taken_back_is_not_tried_again(other):
+    tried = decide(replace(RESTING, **other), reading(num_blocks=8), SLEEPS, BOUND).state
+    back = decide(delivers(tried, 11), reading(11, 0.2), SLEEPS, BOUND).state
+    assert then(back, reading(num_blocks=8)) == RESTS
 
 
 def test_who_delivers_is_judged():
