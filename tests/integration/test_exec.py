@@ -142,5 +142,5 @@ def test_epochs_too_short_for_many_steps_are_judged_whole(tmp_path, samples, wor
     """In the second case what is left of an epoch is too short to switch in it."""
     (tmp_path / "train.py").write_text(SHORT)
     done = run(sys.executable, str(tmp_path / "train.py"), str(samples), str(workers), str(epochs))
-    gained, ended = rf": {workers} → \d+ workers: .*\d×", rf"tried \d+ workers instead of {workers}"
+    gained, ended = rf": {workers} → \d+ workers: .*\d(×| times)", rf"tried \d+ workers instead of {workers}"
     assert re.search(gained if workers == 1 else f"{gained}|{ended}", done.stderr), done.stderr
