@@ -48,6 +48,30 @@ def t(degrees_of_freedom: int, error: float = 0.05, num_intervals: int = 1) -> f
     return float(stdtrit(degrees_of_freedom, 1 - error / max(1, num_intervals) / 2))
 
 
+@cache
+def largest_t(num_means: int, degrees_of_freedom: int) -> float:
+    """The same of 95%, where several means share one estimate of their spread and the most extreme is looked at.
+
+    The studentized maximum modulus: exact for independent means, wider than needed for correlated ones (Šidák 1967).
+    1 mean: Student's t.
+    """
+    import numpy as np
+    from scipy.special import chdtri, ndtr
+
+    shares = (np.arange(_GRID) + 0.5) / _GRID
+    spread = np.sqrt(chdtri(degrees_of_freedom, shares) / degrees_of_freedom)  # estimated ÷ true, equally likely each
+    low, high = 0.0, t(degrees_of_freedom) * num_means
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        held = float(np.mean((2 * ndtr(middle * spread) - 1) ** num_means))
+        low, high = (middle, high) if held < 0.95 else (low, middle)
+    return high
+
+
+_GRID = 4000
+"""Ten and a hundred times as many change the fourth decimal at most."""
+
+
 class Spread(NamedTuple):
     """Standard deviation of figures of one configuration, as a share of their mean, pooled over configurations."""
 
@@ -81,7 +105,11 @@ class Mean(NamedTuple):
 
     def half_width_fraction(self, num_means: int = 1) -> float | None:
         """Of its interval, as a share. ``num_means``: those that it was picked from; the fastest was lucky, too."""
-        return None if self.sd is None else t(self.degrees_of_freedom, num_intervals=num_means) * self.sd
+        if self.sd is None:
+            return None
+        return (
+            t(self.degrees_of_freedom) if num_means < 2 else largest_t(num_means, self.degrees_of_freedom)
+        ) * self.sd
 
 
 MERGEABLE = 6

@@ -71,13 +71,13 @@ def test_two_ranks_train_under_exec(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     *command, folder = tune_command(UNDER_EXEC)
     assert (command[:3], folder) == (["loadtune", "exec", "--"], "FOLDER")
-    small = ["--model", "squeezenet1_1", "--batch-size", "8", "--size", "32", "--epochs", "1"]
+    small = ["--model", "resnet18", "--batch-size", "8", "--size", "32", "--epochs", "1"]
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PATH": path}
     words = [sys.executable, "-m", *command, *small]
     ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
     assert ran.returncode == 0, ran.stderr
-    assert re.search(r"epoch 0: loss (\d|nan)", ran.stdout)  # so small, it diverges from some seeds, also without exec
+    assert re.search(r"epoch 0: loss \d", ran.stdout)
     assert "ImageFolder at imagenet_ddp.py" in ran.stderr
 
 
