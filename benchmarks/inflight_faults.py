@@ -25,7 +25,7 @@ import torch
 import torch.utils.data.dataloader as torchs
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from loadtune.inflight import files, gates, hook, iterator, tuner, words
+from loadtune.inflight import files, hook, iterator, readings, tuner, words
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
 from loadtune.stream import pool
@@ -294,8 +294,9 @@ def stderr_is_closed(job):
     name: (owner, name)
     for owner, names in {
         tuner.Tuner: ("open", "begin", "before_step", "after_step", "end", "_look", "_delivering"),
-        tuner: ("SwitchingIterator", "Steps"), iterator: ("_tuner_of", "_place"),
-        gates: ("Trust", "WatchedSampler", "reason_against", "batch_size"), words: ("say",),
+        tuner: ("SwitchingIterator", "Steps", "Trust", "WatchedSampler"),
+        iterator: ("_tuner_of", "_place", "reason_against"),
+        words: ("say",), readings: ("batch_size", "read_free"),
     }.items()
     for name in names
 })  # fmt: skip
@@ -306,7 +307,7 @@ def tuner_fails_in(job, place):
 
 @each("tuner_fails_without_workers_in", {
     name: (owner, name)
-    for owner, name in ((gates.Trust, "changed"), (gates, "same_batch"), (tuner.Tuner, "after_step"))
+    for owner, name in ((tuner.Trust, "changed"), (tuner, "same_batch"), (tuner.Tuner, "after_step"))
 })  # fmt: skip
 def tuner_fails_without_workers_in(job, place):
     job.patched(*place, broken)

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.final.winner import LOOKS as ROUNDS
-from loadtune.final.winner import difference, finalists
+from loadtune.final.winner import Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Attempt
 from loadtune.statistics import looks
 from loadtune.statistics.looks import LOOKS, bracket, ratio
 
@@ -286,17 +287,18 @@ def _is_told(off: Sequence[float], num_configs: int, chance: random.Random) -> b
     configs = [
         TrialConfig(loader=LoaderConfig(batch_size=8 + n, num_workers=0), recipe=Recipe()) for n in range(num_configs)
     ]
-    runs = [(config, _segment(math.exp(chance.choice(off)))) for _ in range(ROUNDS[-1]) for config in configs]
+    ran = [_segment(config, math.exp(chance.choice(off))) for _ in range(ROUNDS[-1]) for config in configs]
     for look in ROUNDS:
-        found = finalists(runs[: look * num_configs])
-        if any(difference(each, found[0], found, num_configs - 1).holds(1.0) is False for each in found[1:]):
+        verdict = Verdict(ran=ran[: look * num_configs])
+        first, *others = verdict.finalists
+        if any(verdict.ratio(each, first, num_configs - 1).holds(1.0) is False for each in others):
             return True
     return False
 
 
-def _segment(seconds: float) -> Measurement:
+def _segment(config: TrialConfig, seconds: float) -> Attempt:
     window = Window(start_s=0.0, seconds=seconds, num_steps=1, num_samples=1)
-    return Measurement(windows=(window,), first_batch_s=0.0, seconds=seconds)
+    return Attempt(config=config, measurement=Measurement(windows=(window,), first_batch_s=0.0, seconds=seconds))
 
 
 # Recording

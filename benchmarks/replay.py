@@ -29,12 +29,12 @@ import numpy as np
 import optuna
 from tables import Table
 
-from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.fit import SEGMENT_SD, ThroughputModel, points_at, segments_of
 from loadtune.model.resources import COMPUTE, PRIORS, names_of, prior_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Trial
-from loadtune.search.search import Search, job_of, points_at, segments_of
+from loadtune.search.search import Next, Search, model_job
 from loadtune.search.space import SearchSpace
 
 TABLES = Path(__file__).parent / "measured"
@@ -94,7 +94,7 @@ def space_of(played: Played) -> SearchSpace:
 def search_on(played: Played) -> Search:
     table, space = played.table, space_of(played)
     return Search(
-        job=job_of(table.facts, table.host, table.device, space.recipes, table.compute),
+        job=model_job(table.facts, table.host, table.device, space.recipes, table.compute),
         space=space,
         yours=played.baseline,
         feasible=lambda configs: [config for config in configs if config in played.rates],
@@ -104,7 +104,7 @@ def search_on(played: Played) -> Search:
 def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
     """(Trials, finalists) of one replay."""
     search, number = search_on(played), 0
-    while number < most and (asked := search.next()) is not None:
+    while number < most and isinstance(asked := search.next(), Next):
         drawn = chance.choice(played.rates[asked.config])
         search.saw(
             Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn, predicted=asked.predicted)
@@ -184,7 +184,7 @@ def unseen(played: Played, replays: int) -> tuple[float, float]:
         search, chance, tried = search_on(played), random.Random(seed), list[tuple[TrialConfig, Measurement]]()
         for number in range(UNSEEN_AFTER):
             asked = search.next()
-            if asked is None:
+            if isinstance(asked, str):
                 break
             drawn = chance.choice(played.rates[asked.config])
             tried.append((asked.config, drawn))

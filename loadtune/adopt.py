@@ -34,8 +34,7 @@ def best_loader_kwargs(
     MachineMismatchError instead. Warns with UserWarning where the answer is not confirmed: measured once, cut short in
     the confirmation, or with an interval that includes 0. Raises ResultError where the result has no answer.
     """
-    result, config = _best_config(path, strict, keep_batch_size)
-    return loader_kwargs(result, config)
+    return loader_kwargs(*_best_config(path, strict, keep_batch_size))
 
 
 def best_recipe(

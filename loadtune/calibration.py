@@ -8,15 +8,16 @@ named, and nothing is measured.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
-from loadtune.limits.memory import MemoryProbe, largest_host_batch, verifying_seconds
-from loadtune.limits.recipe import COMPILE_SHARE, LARGE, choose_recipes, compile_recipes, compiling_seconds
+from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
+from loadtune.limits.recipe import COMPILE_SHARE, LARGE, Recipes
 from loadtune.records.answer import LAST_SHARE
-from loadtune.records.config import MEMORY_FORMATS, Precision
+from loadtune.records.config import Precision
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
-from loadtune.records.memory import CeilingLimit, MemoryCeiling
+from loadtune.records.memory import MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
@@ -41,7 +42,7 @@ def start(run: Run) -> WorkloadFacts:
         if before is not None:
             check_same_workload(before, facts)
             facts = before  # the study was made with them
-        state.facts, run.measuring.epoch_samples = facts, facts.dataset_length
+        state.facts = facts
         yours = with_facts(state.config.yours, facts)  # settings of the user's own loader count as given
         state.config, state.assumed = replace(state.config, yours=yours), assumed_settings(yours)
         if before is None:
@@ -59,17 +60,13 @@ def start(run: Run) -> WorkloadFacts:
 
 def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]:
     """Per precision: the recipe, chosen at a moderate batch, then two sizes that give memory line and compute curve.
-    Returns the probes whose ceiling is predicted, so that verifying it goes on from there; after a resumption none."""
-    state, probes = run.state, dict[Precision, MemoryProbe]()
-    if not state.compute_points:
-        with run.journal.stage("calibrate"):
-            _choose_recipes(run, facts)
-            for choice in state.recipes:
-                probe = _probe(run, facts, choice.point)
-                state.compute_points += _bound_batches(run, facts, choice.point, probe)
-                if not state.ceilings[-1].verified:
-                    probes[choice.chosen.precision] = probe
-            run.journal.save()
+    Returns the probes, so that verifying a ceiling goes on from there; after a resumption none."""
+    if run.state.compute_points:
+        return {}
+    with run.journal.stage("calibrate"):
+        _choose_recipes(run, facts)
+        probes = {each.chosen.precision: _bound_batches(run, facts, each.point) for each in run.state.recipes}
+        run.journal.save()
     return probes
 
 
@@ -84,16 +81,15 @@ def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
         state.num_workers = worker_counts(config, facts, yours.loader.num_workers, state.host.num_usable_cores)
         run.journal.save()
     usual = facts.own_loader or USUAL
-    (prefetch_factor,) = fixed_or(config, "prefetch_factor", (usual.prefetch_factor,))
-    (in_order,) = fixed_or(config, "in_order", (usual.in_order,))
-    (persistent,) = fixed_or(config, "persistent_workers", (True,))
+    others: dict[str, Any] = {"prefetch_factor": usual.prefetch_factor, "in_order": usual.in_order}
+    others |= {each.name: each.value for each in config.fix if each.name in (*others, "persistent_workers")}
     return SearchSpace(
         batch_sizes=state.batch_sizes,
         num_workers=state.num_workers,
         pin_memory=fixed_or(config, "pin_memory", (False, True) if can_pin else (False,)),
         recipes={choice.chosen.precision: choice.chosen for choice in state.recipes},
         ceilings=largest_batches(config, state.ceilings),
-        others=replace(USUAL, prefetch_factor=prefetch_factor, in_order=in_order, persistent_workers=persistent),
+        others=replace(USUAL, **others),
     )
 
 
@@ -101,44 +97,28 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
     config, budget = run.state.config, run.budget
     until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
-    bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
-    chosen = choose_recipes(
-        run.training,
-        facts,
-        config.considered or facts.precisions,
-        optimizer=config.workload.named_optimizer,
-        largest=min(bounds, default=None),
-        time_budget_s=config.time_budget_s,
-        memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
-        spare_s=lambda: until_s - budget.clock.now(),
-    )
+    recipes = Recipes(training=run.training, facts=facts, config=config, spare_s=lambda: until_s - budget.clock.now())
+    recipes.choose()
     if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
-        chosen = compile_recipes(
-            run.training,
-            chosen,
-            time_budget_s=config.time_budget_s,
-            asked_for="compile" not in config.tune,
-            left_s=lambda: budget.left_s,
-        )
-    run.state.recipes = chosen.choices
-    run.journal.note(*chosen.notes)
-    needed_s = compiling_seconds(chosen.choices)
-    if needed_s > COMPILE_SHARE * max(0.0, budget.left_s):
+        recipes.try_compiled(lambda: budget.left_s)
+    run.state.recipes = tuple(recipes.choices)
+    run.journal.note(*recipes.notes)
+    if (needed_s := recipes.compiling_s) > COMPILE_SHARE * max(0.0, budget.left_s):
         run.journal.note(
             f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
             f"budget of {seconds_text(config.time_budget_s)} is left for the search. Raise --time-budget, "
             "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
         )
-    for choice in chosen.choices:
+    for choice in recipes.choices:
         run.journal.tell(recipe_line(choice))
 
 
-def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint, probe: MemoryProbe) -> tuple[ComputePoint, ...]:
+def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     """Find the memory ceiling of a recipe: predicted; verified where the user named a size that is above the safe one.
-    Returns the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe
-    ran."""
-    state, journal, found = run.state, run.journal, probe.bound()
-    if (state.config.named_batch_size or 0) > found.safe_batch_size:
+    And the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe ran."""
+    state, journal, probe = run.state, run.journal, _probe(run, facts, point)
+    found = probe.bound()
+    if max(state.config.named_batch_sizes, default=0) > found.safe_batch_size:
         found = probe.verify()
     state.ceilings.append(described(found, facts, state.host, state.device))
     journal.tell(_ceiling_line(found, state.device))
@@ -153,7 +133,8 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint, probe: M
         f"{precision_name(found.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
         f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
     )
-    return tuple(curve)
+    state.compute_points += tuple(curve)
+    return probe
 
 
 def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
@@ -162,15 +143,6 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     step_s, large = {point.batch_size: point.quickest_step_s}, LARGE * point.batch_size
     caps = caps_of(facts, run.state.config.max_batch_size, run.host_now())
     return MemoryProbe(run.training, point.recipe, caps, smallest=facts.smallest_batch, step_s=step_s, large=large)
-
-
-def caps_of(facts: WorkloadFacts, max_batch_size: int | None, host: HostFacts) -> dict[CeilingLimit, int]:
-    """Limits of the batch size other than the device's memory."""
-    caps: dict[CeilingLimit, int | None] = {"dataset": facts.dataset_length, "cap": max_batch_size}
-    if facts.fixed_batch_size is not None:
-        caps = {"fixed": facts.fixed_batch_size}
-    caps["host_memory"] = largest_host_batch(facts, host)
-    return {limit: size for limit, size in caps.items() if size is not None}
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mapping[Precision, MemoryProbe]) -> None:
@@ -285,9 +257,7 @@ def _identity(run: Resumable, facts: WorkloadFacts | None) -> dict[str, object]:
     options = asdict(config)
     return {
         "loadtune": run.version,
-        "kind": device.kind,
-        "uuid": device.uuid,
-        "name": device.name,
+        **asdict(device),
         **{name: getattr(host, name) for name in _OF_THE_MACHINE},
         "python": host.python.rpartition(".")[0],  # 3.12.4 mends 3.12.3
         "driver": host.driver if device.kind == "cuda" else None,

@@ -17,8 +17,7 @@ from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
 from loadtune.cli_results import compare, export, report
-from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption, told_plainly
-from loadtune.errors import UsageError
+from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
 from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
@@ -73,51 +72,49 @@ def run(
     verbose: Verbose = False,
     help_all: HelpAll = False,
     **words: Any,
-) -> None:
+) -> int:
     """Find the fastest settings for training on this machine.
 
     Finds the largest batch that fits, measures real training steps with different settings, then measures the best
     ones and your settings (the baseline) again. Prints the best beside the baseline and writes everything into a folder
     of its own. Ctrl-C ends the run early and keeps what was measured.
     """
-    with told_plainly(verbose):
-        from loadtune.host.machine import choose_device, read_host
-        from loadtune.report import store
-        from loadtune.report.live import LiveDisplay
-        from loadtune.report.machine import machine_line
-        from loadtune.report.page.write import PAGE_FILE
-        from loadtune.report.terminal_answer import terminal_answer
-        from loadtune.tuner import tune_config
+    from loadtune.host.machine import choose_device, read_host
+    from loadtune.report import store
+    from loadtune.report.live import LiveDisplay
+    from loadtune.report.machine import machine_line
+    from loadtune.report.page.write import PAGE_FILE
+    from loadtune.report.terminal_answer import terminal_answer
+    from loadtune.tuner import tune_config
 
-        given, folder, kept = settings(TABLE, words), None, TuneConfig()
-        if resume is not None:
-            folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
-        config = check(with_settings(kept, given), given)
-        parts = {"--dataset": {"dataset", "loader"}, "--model": {"model", "step"}}
-        absent = [flag for flag, names in parts.items() if folder is None and names.isdisjoint(given)]
-        facts = read_host()
-        stream = sys.stderr if json else sys.stdout
-        machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
-        if not quiet:
-            typer.echo(machine, file=stream)
-            if absent:
-                own = " ".join(f"{flag} FILE.py:NAME" for flag in absent)
-                typer.echo(f"This trains {config.workload.title}. For your own: loadtune run {own}", file=stream)
-        with (
-            store.run_folder(folder, Path(config.out), config.workload.label, keep_log=verbose) as place,
-            termination_as_interruption(),
-            LiveDisplay(sys.stderr, quiet=quiet) as display,
-        ):
-            result = tune_config(config, place, display, resume=folder is not None)
-        if not (json and quiet):
-            report = place / (PAGE_FILE if (place / PAGE_FILE).exists() else store.RESULT_FILE)
-            can_go_on = result.cut_short is not None and (place / store.RUN_FILE).exists()
-            goes_on = f"loadtune run --resume {quote(str(place))}" if can_go_on else None
-            typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
-        if json:
-            typer.echo(store.as_json(result).decode(), nl=False)
-        if code := exit_code(result):
-            raise typer.Exit(code)
+    given, folder, kept = settings(TABLE, words), None, TuneConfig()
+    if resume is not None:
+        folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
+    config = check(with_settings(kept, given), given)
+    parts = {"--dataset": {"dataset", "loader"}, "--model": {"model", "step"}}
+    absent = [flag for flag, names in parts.items() if folder is None and names.isdisjoint(given)]
+    facts = read_host()
+    stream = sys.stderr if json else sys.stdout
+    machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
+    if not quiet:
+        typer.echo(machine, file=stream)
+        if absent:
+            own = " ".join(f"{flag} FILE.py:NAME" for flag in absent)
+            typer.echo(f"This trains {config.workload.title}. For your own: loadtune run {own}", file=stream)
+    with (
+        store.run_folder(folder, Path(config.out), config.workload.label, keep_log=verbose) as place,
+        termination_as_interruption(),
+        LiveDisplay(sys.stderr, quiet=quiet) as display,
+    ):
+        result = tune_config(config, place, display, resume=folder is not None)
+    if not (json and quiet):
+        report = place / (PAGE_FILE if (place / PAGE_FILE).exists() else store.RESULT_FILE)
+        can_go_on = result.cut_short is not None and (place / store.RUN_FILE).exists()
+        goes_on = f"loadtune run --resume {quote(str(place))}" if can_go_on else None
+        typer.echo("\n" + "\n".join(terminal_answer(result, report, goes_on, with_notes=False)), file=stream)
+    if json:
+        show((), result, json=True)
+    return exit_code(result)
 
 
 def exit_code(result: TuningResult) -> int:
@@ -128,18 +125,13 @@ def exit_code(result: TuningResult) -> int:
 
 
 def _resumed(where: str) -> tuple[Path, TuneConfig]:
-    """The run's folder and its config."""
-    from loadtune.report.store import newest_run
+    """The run's folder and its config: of the newest run below this folder, or of the one that it is."""
+    from loadtune.report.store import RUN_FILE, files_below
     from loadtune.run.state import read_run
 
-    folder = newest_run(Path(where))
-    config = read_run(folder, to_import=True).config
-    if named := config.workload.objects:
-        raise UsageError(
-            f"The {' and the '.join(named)} of this run came to loadtune.tune as Python objects, which are not stored."
-            f" To resume the run, call loadtune.tune with folder, resume=True and the same {', '.join(named)}."
-        )
-    return folder, config
+    todo = "Give the folder of a run, or run without --resume."
+    folder = files_below(Path(where), RUN_FILE, "run to resume", todo)[-1].parent
+    return folder, read_run(folder, to_import=True).config
 
 
 @app.command(cls=PanelCommand)
@@ -161,22 +153,18 @@ def doctor(
       loadtune doctor --json
       CUDA_VISIBLE_DEVICES=$(loadtune doctor --freest-gpu) python train.py
     """
-    with told_plainly(verbose):
-        from loadtune.host import machine
-        from loadtune.report.machine import banner, telemetry_rows
-        from loadtune.report.store import as_json
-        from loadtune.report.tables import banner_text
+    from loadtune.host import machine
+    from loadtune.report.machine import banner, telemetry_rows
+    from loadtune.report.tables import Table
 
-        facts = machine.read_host()
-        if freest_gpu:
-            typer.echo(machine.freest_gpu(facts).uuid)
-            return
-        device = machine.choose_device(facts, None)
-        telemetry = machine.read_telemetry(device)
-        if json:
-            typer.echo(as_json({"host": facts, "device": device, "telemetry": telemetry}).decode(), nl=False)
-        else:
-            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry))))
+    facts = machine.read_host()
+    if freest_gpu:
+        typer.echo(machine.freest_gpu(facts).uuid)
+        return
+    device = machine.choose_device(facts, None)
+    telemetry = machine.read_telemetry(device)
+    rows = (*banner(facts, device), *telemetry_rows(telemetry))
+    show([Table(columns=("", ""), rows=rows)], {"host": facts, "device": device, "telemetry": telemetry}, json=json)
 
 
 for _command in (memory, report, export, compare):

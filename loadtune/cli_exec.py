@@ -75,6 +75,14 @@ def exec_(
         if sys.platform != "linux":
             raise UsageError(f"loadtune runs on Linux, and this is {sys.platform}. Use a Linux machine or container.")
         if replay is not None:
+            if until_tuned:
+                raise UsageError("--replay repeats a whole run, and --until-tuned ends one. Leave one of them out.")
+            if dry_run:
+                raise UsageError("--replay changes workers, and --dry-run changes none. Leave one of them out.")
+            if max_workers is not None:
+                raise UsageError(
+                    "--replay repeats what its file says, and --max-workers cannot bound it. Leave one of them out."
+                )
             try:
                 files.read(Path(replay))
             except (OSError, ValueError) as error:
@@ -166,9 +174,12 @@ def _tell(folder: Path, options: Options, out: Path | None) -> None:
             unread.append(f"what process {path.stem} found is left out: {error}.")
     for line in [*words.summary(found), *unread[:1]] or [_why_nothing(folder)]:
         words.print_line(line)
-    known = {part for each in found for part in each.name.split(" at ")}
-    for unknown in set(options.freeze) - known if found else ():
-        words.print_line(f"--freeze {unknown}: no loader has this name.")
+    known = {part for each in found for part in (each.name, *each.name.split(" at "))}
+    replayed = () if options.replay is None else (each.name for each in files.read(Path(options.replay)))
+    named = {**dict.fromkeys(options.freeze, "--freeze"), **dict.fromkeys(replayed, "--replay")} if found else {}
+    for name, option in named.items():
+        if name not in known:
+            words.print_line(f"{option} {name}: no loader has this name.")
     if out is not None:
         try:
             files.write(found, out)

@@ -13,34 +13,37 @@ from typing import Annotated, Any
 import typer
 
 from loadtune.cli_options import Json, Verbose, settings, takes
-from loadtune.ending import show, told_plainly
+from loadtune.ending import show
 from loadtune.errors import NothingFitsError, UsageError, WorkloadError
-from loadtune.options import TABLE, check, memory_of, number_of, one_of, with_settings
-from loadtune.records.config import PRECISIONS, Precision, TuneConfig, WorkloadSpec
+from loadtune.options import TABLE, check, with_settings
+from loadtune.records.config import Precision, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.footprint import FootprintReport, StepAccount
 
-# Large enough that activations show their share, and what most scripts begin with.
-_BATCH_SIZE = "32"
-_JOB = [row for row in TABLE if row.owner is WorkloadSpec and row.name not in ("step", "accumulate")]
+_ROWS = {row.name: row for row in TABLE}
+_BATCH_SIZE = 32
+"""Large enough that activations show their share, and what most scripts begin with."""
+_STEP = (
+    *(row for row in TABLE if row.owner is WorkloadSpec and row.name not in ("step", "accumulate")),
+    replace(_ROWS["batch_size"], help="Batch size of the step.", default=str(_BATCH_SIZE)),
+    replace(_ROWS["precision"], help="Precision of the step.", flags=("--precision",)),
+    replace(
+        _ROWS["device"],
+        help="cuda, cuda:1 or a GPU's UUID: measure there. cpu: estimate from tensor shapes.",
+        default="the GPU with most free memory, else cpu",
+    ),
+    replace(
+        _ROWS["max_gpu_memory_bytes"],
+        help="Also estimate the largest batch for this much GPU memory.",
+        flags=("--memory",),
+        value="24GiB",
+        default=None,
+    ),
+)
 
 
-@takes([replace(row, option=replace(row.option, panel="What to train")) for row in _JOB])
+@takes([replace(row, panel="What to train") for row in _STEP])
 def memory(
-    batch_size: Annotated[str, typer.Option(metavar="N", help="Batch size of the step.")] = _BATCH_SIZE,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="Precision of the step.")] = "fp32",
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",  # typer 0.27 would call it --DEVICE
-            metavar="DEVICE",
-            help="cuda, cuda:1 or a GPU's UUID: measure there. cpu: estimate from tensor shapes. [default: the GPU with"
-            " most free memory, else cpu]",
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="24GiB", help="Also estimate the largest batch for this much GPU memory.")
-    ] = None,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Also list each layer's parameters and saved activations.")
     ] = False,
@@ -65,29 +68,24 @@ def memory(
       loadtune memory --model vit_b_16 --precision bf16 --per-layer
       loadtune memory --trace train.py
     """
-    with told_plainly(verbose):
-        if trace is not None:
-            if per_layer or memory or batch_size != _BATCH_SIZE:
-                raise UsageError("--trace runs a script; of the other options it takes --json only.")
-            _trace(trace, arguments or [], json=json)
-            return
-        if arguments:
-            raise UsageError(f"{arguments[0]!r} stands without an option. Arguments of a script need --trace SCRIPT.")
-        found = one_of("--precision", precision.lower(), PRECISIONS)
-        size = number_of("--batch-size", int, batch_size, 1)
-        given = settings(_JOB, words)
-        spec = check(with_settings(TuneConfig(), given), given).workload
-        num_bytes = None if memory is None else memory_of("--memory", memory)
-        gpu = None if device == "cpu" else _gpu(device)
-        report = _report(spec, found, size, gpu, num_bytes, per_layer=per_layer)
-        from loadtune.report.footprint import footprint_view
-        from loadtune.report.store import as_json
-        from loadtune.report.tables import view_text
+    given = settings(_STEP, words)
+    if trace is not None:
+        if per_layer or not given.keys().isdisjoint(("batch_size", "max_gpu_memory_bytes")):
+            raise UsageError("--trace runs a script; of the other options it takes --json only.")
+        _trace(trace, arguments or [], json=json)
+        return
+    if arguments:
+        raise UsageError(f"{arguments[0]!r} stands without an option. Arguments of a script need --trace SCRIPT.")
+    from loadtune.host.machine import choose_device, read_host
+    from loadtune.report.footprint import footprint_view
 
-        if json:
-            typer.echo(as_json(report).decode(), nl=False)
-        else:
-            show(view_text(footprint_view(report)))
+    config = check(with_settings(TuneConfig(), given), given)
+    chosen = choose_device(read_host(), config.device)
+    gpu = chosen if chosen.kind == "cuda" else None
+    if gpu is None and config.device != "cpu":
+        typer.echo("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", err=True)
+    report = _report(config, gpu, per_layer=per_layer)
+    show(footprint_view(report), report, json=json)
 
 
 def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
@@ -103,29 +101,12 @@ def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
             typer.echo(trace.json() if json else trace.text(), nl=False)
 
 
-def _gpu(requested: str | None) -> Device | None:
-    """Where to measure. None: there is no GPU; a line on stderr says so."""
-    from loadtune.host.machine import choose_device, read_host
-
-    chosen = choose_device(read_host(), requested)
-    if chosen.kind == "cuda":
-        return chosen
-    typer.echo("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", err=True)
-    return None
-
-
-def _report(
-    spec: WorkloadSpec,
-    precision: Precision,
-    batch_size: int,
-    gpu: Device | None,
-    memory_bytes: int | None,
-    *,
-    per_layer: bool,
-) -> FootprintReport:
+def _report(config: TuneConfig, gpu: Device | None, *, per_layer: bool) -> FootprintReport:
     """Measured on the GPU, with the estimate beside it; None: the estimate alone. This process has no CUDA context."""
     from loadtune.footprint.estimate import estimate_step, largest_batch, plan_of_spec
 
+    spec, memory_bytes = config.workload, config.max_gpu_memory_bytes
+    batch_size, precision = config.yours.batch_size or _BATCH_SIZE, config.yours.precision or "fp32"
     plan = plan_of_spec(spec, precision)
     measured = None if gpu is None else _measured(spec, gpu, precision, batch_size)
     try:

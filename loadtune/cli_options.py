@@ -11,10 +11,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from loadtune.ending import told_plainly
 from loadtune.options import Row, parsed
 from loadtune.records.config import PANELS
 
-F = TypeVar("F", bound=Callable[..., None])
+F = TypeVar("F", bound=Callable[..., int | None])
 
 _META = "help-all"
 _TYPES = re.compile(r" +(<.*>|\[[^\]]*x[<>][^\]]*\])$")
@@ -53,15 +54,14 @@ def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(row: Row) -> inspect.Parameter:
-    option = row.option
     kind: Any = list[str] if row.kind is tuple else bool if row.kind is bool else str  # a number is parsed with its row
-    default = option.default or str("" if row.usual is None else row.usual).removesuffix(".0")
-    flags = option.flags or ((f"{row.flag}/--no-{row.flag[2:]}",) if kind is bool else (row.flag,))
+    default = row.default or {None: "", (): "none"}.get(row.usual, str(row.usual).removesuffix(".0"))
+    flags = row.flags or ((f"{row.flag}/--no-{row.flag[2:]}",) if kind is bool else (row.flag,))
     info = typer.Option(
         *flags,
-        help=f"{option.help} [default: {default}]" if default else option.help,
-        metavar="|".join(option.allowed) or option.value or {int: "N", float: "SECONDS"}.get(row.kind, "NAME"),
-        rich_help_panel=option.panel,
+        help=f"{row.help} [default: {default}]" if default else row.help,
+        metavar="|".join(row.allowed) or row.value or {int: "N", float: "SECONDS"}.get(row.kind, "NAME"),
+        rich_help_panel=row.panel,
         show_default=False,
     )
     return inspect.Parameter(
@@ -83,10 +83,15 @@ HelpAll = Annotated[
 
 
 class PanelCommand(TyperCommand):
-    """Shows its options by panel."""
+    """Shows its options by panel. Its function returns the exit code; None is 0. Errors end as ``--verbose`` says."""
 
-    common: frozenset[str] = frozenset()
+    common: tuple[str, ...] = ()
     """Options that ``--help`` shows; ``--help-all`` shows every option. Empty: all are common."""
+
+    def invoke(self, ctx: Any) -> None:
+        with told_plainly(ctx.params["verbose"]):
+            code = super().invoke(ctx)
+        ctx.exit(code or 0)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         shown: dict[str, list[tuple[str, str]]] = {panel: [] for panel in (*PANELS[:-1], "Options", PANELS[-1])}
@@ -106,12 +111,10 @@ class PanelCommand(TyperCommand):
 class RunCommand(PanelCommand):
     """Lets ``--resume`` come without a folder, which typer cannot declare."""
 
-    common = frozenset(
-        {
-            *("loader", "dataset", "model", "loss", "optimizer", "step"),
-            *("batch_size", "num_workers", "pin_memory", "precision"),
-            *("device", "time_budget_s", "out", "quiet", "help_all", "help"),
-        }
+    common = (
+        *("loader", "dataset", "model", "loss", "optimizer", "step"),
+        *("batch_size", "num_workers", "pin_memory", "precision"),
+        *("device", "time_budget_s", "out", "quiet", "help_all", "help"),
     )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

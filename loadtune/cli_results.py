@@ -5,18 +5,15 @@ Only ``compare --measure`` measures. None loads torch in this process. Heavy mod
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from loadtune.cli_options import Json, KeepBatchSize, Quiet, Verbose
-from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption, told_plainly
+from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
 from loadtune.errors import UsageError
 from loadtune.options import number_of, one_of, share_of
 from loadtune.records.config import TuneConfig
-
-if TYPE_CHECKING:
-    from loadtune.checking import Check
 
 UNCLEAR = 3
 """Exit code of ``compare --measure --strict`` where the interval does not tell."""
@@ -49,7 +46,7 @@ def report(
         str, typer.Option(metavar="N", help="With --live: port on 127.0.0.1; 0 takes any free one.")
     ] = "8080",
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Write the HTML report of one result, or of several.
 
     The report is one file that opens offline in any browser. For a folder with several runs it shows the newest one,
@@ -67,27 +64,28 @@ def report(
       loadtune report benchmarks/results --board --out board.html
       loadtune report --live
     """
-    with told_plainly(verbose):
-        if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
-            raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
-        from loadtune.inflight.files import LEARNT_COLUMNS, learnt_rows
-        from loadtune.report.page.write import PAGE_FILE, write_board, write_page
-        from loadtune.report.store import load_result, result_files
-        from loadtune.report.tables import Table, View, view_text
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
+        raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
+    from loadtune.inflight.files import LEARNT_COLUMNS, learnt_rows
+    from loadtune.report.page.write import PAGE_FILE, write_board, write_page
+    from loadtune.report.store import load_result, result_files
+    from loadtune.report.tables import Table
 
-        results = results or [_RESULTS]
-        if live:
-            _serve(results[0], number_of("--port", int, port, 0, 65535))
-        elif len(results) == 1 and (rows := learnt_rows(results[0])):
-            show(view_text(View(tables=(Table(columns=LEARNT_COLUMNS, rows=tuple(rows)),))))
-        elif board or len(results) > 1:
-            typer.echo(write_board(results, out or Path(_BOARD)))
-        else:
-            file = result_files(results[0])[-1]
-            typer.echo(write_page(load_result(file), out or file.parent / PAGE_FILE))
+    results = results or [_RESULTS]
+    if live:
+        return _serve(results[0], number_of("--port", int, port, 0, 65535))
+    if len(results) == 1 and (rows := learnt_rows(results[0])):
+        show([Table(columns=LEARNT_COLUMNS, rows=tuple(rows))])
+    elif board or len(results) > 1:
+        typer.echo(write_board(results, out or Path(_BOARD)))
+    else:
+        file = result_files(results[0])[-1]
+        typer.echo(write_page(load_result(file), out or file.parent / PAGE_FILE))
+    return 0
 
 
-def _serve(run: Path, port: int) -> None:
+def _serve(run: Path, port: int) -> int:
+    """Until a signal ends it, whose exit code is returned."""
     from loadtune.report.store import STUDY_FILE, files_below
     from loadtune.search.study import HOST, dashboard_server
 
@@ -98,7 +96,8 @@ def _serve(run: Path, port: int) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt as interruption:
-            raise typer.Exit(interruption_code(str(interruption))) from None
+            code = interruption_code(str(interruption))
+    return code
 
 
 def export(
@@ -138,25 +137,24 @@ def export(
       loadtune export loadtune-results/FakeData-resnet50 --format hf
       loadtune export --format env >> "$GITHUB_ENV"
     """
-    with told_plainly(verbose):
-        from loadtune.report.forms import FORMS
-        from loadtune.report.forms import export as written
-        from loadtune.report.store import load_result, not_written
+    from loadtune.report.forms import FORMS
+    from loadtune.report.forms import export as written
+    from loadtune.report.store import load_result, not_written
 
-        one_of("--format", format, tuple(FORMS))
-        stored = load_result(result)
-        with warnings.catch_warnings(record=True) as told:
-            text = written(stored, format, keep_batch_size=keep_batch_size)
-        for each in told:
-            typer.echo(f"warning: {each.message}", err=True)
-        if out is None:
-            typer.echo(text, nl=False)
-            return
-        try:
-            out.write_text(text, encoding="utf-8")  # in place: it may be /dev/null
-        except OSError as error:
-            raise not_written(out, error, len(text)) from error
-        typer.echo(f"Written to {out}", err=True)
+    one_of("--format", format, tuple(FORMS))
+    stored = load_result(result)
+    with warnings.catch_warnings(record=True) as told:
+        text = written(stored, format, keep_batch_size=keep_batch_size)
+    for each in told:
+        typer.echo(f"warning: {each.message}", err=True)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")  # in place: it may be /dev/null
+    except OSError as error:
+        raise not_written(out, error, len(text)) from error
+    typer.echo(f"Written to {out}", err=True)
 
 
 def compare(
@@ -183,7 +181,7 @@ def compare(
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Compare two results of one workload, or measure one again.
 
     Shows both winners, the ratio of their throughputs with its interval, and what differs in machine and
@@ -208,48 +206,33 @@ def compare(
       loadtune compare h100 h200 --json
       loadtune compare baseline --measure --tolerance 10% --time-budget 120
     """
-    with told_plainly(verbose):
-        from loadtune.report.compare import compare as compared
-        from loadtune.report.compare import view
-        from loadtune.report.store import as_json, load_result
-        from loadtune.report.tables import view_text
-
-        if (after is None) != measure:
-            todo = "Leave one of the results out, or --measure." if measure else "Name the other one, or add --measure."
-            raise UsageError(f"compare takes two results, or one and --measure. {todo}")
-        if measure:
-            allowed = share_of("--tolerance", tolerance)
-            seconds = number_of("--time-budget", float, time_budget, 5)
-            check = _measure(before, allowed, seconds, out, keep_batch_size, quiet=quiet)
-            found, words = check.comparison, f"{check.outcome.capitalize()}. {check.reason}\n"
-            record: object = {"outcome": check.outcome, "reason": check.reason, "comparison": found}
-            code = {"held": 0, "fell": NO_ANSWER}.get(check.outcome, UNCLEAR if strict else 0)
-        else:
-            record = found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
-            words, code = "", NO_ANSWER if found.ratio is None else 0
-        if found is not None and not json:
-            show(view_text(view(found)))
-        typer.echo(as_json(record).decode() if json else words, nl=False)
-        raise typer.Exit(code)
-
-
-def _measure(
-    before: Path, tolerance: float, time_budget_s: float, out: Path, keep_batch_size: bool, *, quiet: bool
-) -> "Check":
-    """Measures the best of a result again, and stores that."""
-    from loadtune.checking import check_baseline
+    from loadtune.report.compare import compare as compared
+    from loadtune.report.compare import view
     from loadtune.report.store import load_result, run_folder, write_result
 
-    stored = load_result(before, to_import=True)
+    if (after is None) != measure:
+        todo = "Leave one of the results out, or --measure." if measure else "Name the other one, or add --measure."
+        raise UsageError(f"compare takes two results, or one and --measure. {todo}")
+    stored = load_result(before, to_import=measure)
+    if after is not None:
+        found = compared(stored, load_result(after), keep_batch_size=keep_batch_size)
+        show(view(found), found, json=json)
+        return NO_ANSWER if found.ratio is None else 0
+    allowed, seconds = share_of("--tolerance", tolerance), number_of("--time-budget", float, time_budget, 5)
+    from loadtune.checking import check_baseline  # slow to import, so bad options are told first
+
     with termination_as_interruption():
-        found = check_baseline(
+        check = check_baseline(
             stored,
-            tolerance_fraction=tolerance,
-            time_budget_s=time_budget_s,
+            tolerance_fraction=allowed,
+            time_budget_s=seconds,
             keep_batch_size=keep_batch_size,
             tell=lambda line: None if quiet else typer.echo(line, err=True),
         )
-    if found.result is not None:
+    if check.result is not None:
         with run_folder(None, out, stored.config.workload.label) as folder:
-            typer.echo(f"Result: {write_result(found.result, folder)}", err=True)
-    return found
+            typer.echo(f"Result: {write_result(check.result, folder)}", err=True)
+    record = {"outcome": check.outcome, "reason": check.reason, "comparison": check.comparison}
+    told = f"{check.outcome.capitalize()}. {check.reason}"
+    show([told] if check.comparison is None else [*view(check.comparison), told], record, json=json)
+    return {"held": 0, "fell": NO_ANSWER, "unclear": UNCLEAR if strict else 0}[check.outcome]

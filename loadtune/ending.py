@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO, TextIOWrapper
 from pathlib import Path
@@ -20,7 +20,9 @@ from loadtune.errors import LoadtuneError, WorkloadError
 from loadtune.units import plain
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from _typeshed import ReadableBuffer
+
+    from loadtune.report.tables import View
 
 NO_ANSWER, USER_CAN_MEND, READER_GONE = 1, 2, 128 + signal.SIGPIPE
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
@@ -33,16 +35,6 @@ def told_plainly(verbose: bool) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()  # here, where a reader that went away can still be met
-        if (lost := getattr(sys.stdout, "lost", None)) is not None and lost.errno != errno.EIO:
-            raise lost
-    except BrokenPipeError:
-        to_nowhere(sys.stdout)
-        raise SystemExit(READER_GONE) from None
-    except OSError as error:
-        if getattr(sys.stdout, "lost", None) is not error:
-            raise
-        print(f"error: The output could not be written ({error.strerror}). Free some space.", file=sys.stderr)
-        raise SystemExit(USER_CAN_MEND) from None
     except KeyboardInterrupt as interruption:
         print("Interrupted. No result was written.", file=sys.stderr)
         raise SystemExit(interruption_code(str(interruption))) from None
@@ -53,6 +45,12 @@ def told_plainly(verbose: bool) -> Iterator[None]:
             print(plain(error.user_traceback.rstrip("\n")), file=sys.stderr)
         print(f"error: {plain(str(error))}", file=sys.stderr)
         raise SystemExit(USER_CAN_MEND) from None
+    lost: OSError | None = getattr(getattr(sys.stdout, "buffer", None), "lost", None)
+    if isinstance(lost, BrokenPipeError):
+        raise SystemExit(READER_GONE)
+    if lost is not None and lost.errno != errno.EIO:
+        print(f"error: The output could not be written ({lost.strerror}). Free some space.", file=sys.stderr)
+        raise SystemExit(USER_CAN_MEND)
 
 
 @contextmanager
@@ -62,9 +60,7 @@ def termination_as_interruption() -> Iterator[None]:
     Python drops an interruption that falls into a finalizer; it is raised again.
     """
     unraisable = sys.unraisablehook
-    heard = {n: before for n in TERMINATIONS if (before := signal.getsignal(n)) is not signal.SIG_IGN}
-    for number in heard:
-        signal.signal(number, _interrupt)
+    heard = {n: signal.signal(n, _interrupt) for n in TERMINATIONS if signal.getsignal(n) is not signal.SIG_IGN}
 
     def dropped(lost: "sys.UnraisableHookArgs") -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt):
@@ -95,39 +91,45 @@ def interruption_code(name: str) -> int:
     return 128 + next((number for number in TERMINATIONS if number.name == name), signal.SIGINT)
 
 
-def show(content: "RenderableType") -> None:
-    """On stdout. Tables keep to its width; code, which does not wrap, runs over it rather than being cut."""
+def show(view: "View", record: object = None, *, json: bool = False) -> None:
+    """On stdout, as JSON or in words. Tables keep to its width; code, which does not wrap, runs over it."""
     from rich.console import Console
 
+    from loadtune.report.store import as_json
+    from loadtune.report.tables import view_text
+
+    if json:
+        sys.stdout.write(as_json(record))
+        return
     console = Console(file=sys.stdout, highlight=False, color_system=None)
     with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
-        console.print(content, crop=False)
+        console.print(view_text(view), crop=False)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
     sys.stdout.flush()
 
 
-class LastingStream(TextIOWrapper):
+class LastingFile(FileIO):
     """Once its disk is full, or its reader or terminal is gone, what is written goes nowhere; `lost` is why."""
 
     lost: OSError | None = None
 
-    def write(self, text: str) -> int:
-        self._lasting(lambda: super(LastingStream, self).write(text))
-        return len(text)
+    def __init__(self, number: int, before: TextIO) -> None:
+        """``before`` is kept, because it may close the file descriptor when it goes."""
+        super().__init__(number, "w", closefd=False)
+        self._before = before
 
-    def flush(self) -> None:
-        self._lasting(super().flush)
-
-    def _lasting(self, act: Callable[[], object]) -> None:
+    def write(self, content: "ReadableBuffer") -> int:
+        left = memoryview(content)
         try:
-            act()
+            while left:
+                left = left[super().write(left) or 0 :]  # None of a pipe that does not block, and is full
         except OSError as error:
             self.lost = self.lost or error
-            to_nowhere(self)
+        return len(memoryview(content))
 
 
-class PlainStream(LastingStream):
-    """And control characters in what is written are written out: no style is ever asked for here."""
+class PlainStream(TextIOWrapper):
+    """Control characters in what is written are written out: no style is ever asked for here."""
 
     def write(self, text: str) -> int:
         super().write(plain(text))
@@ -145,26 +147,19 @@ def lasting_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     if type(sys.stdout) is TextIOWrapper:  # a locale may lack our signs
-        encoding = sys.stdout.encoding
-        sys.stdout = PlainStream(sys.stdout.detach(), encoding, errors="replace", line_buffering=os.isatty(1))
-    unbuffered = FileIO(2, "w", closefd=False)
-    sys.stderr = LastingStream(unbuffered, sys.stderr.encoding, errors="replace", write_through=True)
+        stdout, encoding = LastingFile(1, sys.stdout), sys.stdout.encoding
+        sys.stdout = PlainStream(stdout, encoding, errors="replace", line_buffering=os.isatty(1))
+    stderr, encoding = LastingFile(2, sys.stderr), sys.stderr.encoding
+    sys.stderr = TextIOWrapper(stderr, encoding, errors="replace", write_through=True)
 
 
 def warn_of_another_distribution() -> None:
     """On PyPI, ``loadtune`` is another project, with files of the same names. importlib.metadata would take 0.1 s."""
     with suppress(OSError):
-        for name in os.listdir(Path(__file__).parents[1]):
-            if name.startswith("loadtune-") and name.endswith(".dist-info"):
-                print(
-                    f"warning: {name.removesuffix('.dist-info').replace('-', ' ')} is installed in the same folder as"
-                    " torch-loadtune. On PyPI, loadtune is an unrelated project with files of the same names. Run"
-                    " `pip uninstall loadtune torch-loadtune`, then install torch-loadtune again.",
-                    file=sys.stderr,
-                )
-
-
-def to_nowhere(stream: TextIO) -> None:
-    """Python flushes its streams once more on its way out; into nothing, that is quiet."""
-    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        for other in Path(__file__).parents[1].glob("loadtune-*.dist-info"):
+            print(
+                f"warning: {other.stem.replace('-', ' ')} is installed in the same folder as torch-loadtune. On PyPI,"
+                " loadtune is an unrelated project with files of the same names. Run `pip uninstall loadtune"
+                " torch-loadtune`, then install torch-loadtune again.",
+                file=sys.stderr,
+            )

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from loadtune.errors import LoadtuneError, UsageError
@@ -33,9 +33,9 @@ _UNITS = {"MIB": 1024**2, "GIB": 1024**3, "TIB": 1024**4, "MB": 1000**2, "GB": 1
 W = TypeVar("W", bound=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One setting."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Option):
+    """One setting: how it is given, and the field that holds it."""
 
     owner: type
     """The record that holds it."""
@@ -44,14 +44,14 @@ class Row:
     kind: type
     """Of the value: int, float, bool, tuple, or str."""
     usual: Any
-    option: Option
 
     @property
     def flag(self) -> str:
         """As messages name it."""
-        return self.option.flags[-1] if self.option.flags else f"--{self.name.replace('_', '-')}"
+        without_unit = self.name.removesuffix("_s").removesuffix("_bytes")
+        return self.flags[-1] if self.flags else f"--{without_unit.replace('_', '-')}"
 
-    def value(self, config: TuneConfig) -> Any:
+    def of(self, config: TuneConfig) -> Any:
         part = {WorkloadSpec: config.workload, YourSettings: config.yours}.get(self.owner, config)
         return getattr(part, self.name)
 
@@ -63,12 +63,12 @@ def _kind(annotation: Any) -> type:
 
 
 _ROWS = [
-    Row(owner, field.name, _kind(field.type), field.default, field.metadata["option"])
+    Row(owner=owner, name=field.name, kind=_kind(field.type), usual=field.default, **asdict(field.metadata["option"]))
     for owner in (WorkloadSpec, YourSettings, TuneConfig)
     for field in fields(owner)
     if "option" in field.metadata
 ]
-TABLE = tuple(sorted(_ROWS, key=lambda row: PANELS.index(row.option.panel)))
+TABLE = tuple(sorted(_ROWS, key=lambda row: PANELS.index(row.panel)))
 FLAGS = {row.name: row.flag for row in TABLE}
 
 
@@ -81,13 +81,11 @@ def parsed(row: Row, words: Any) -> Any:
     if row.name == "max_gpu_memory_bytes":
         return memory_of(row.flag, words)
     if row.kind is tuple:
-        named = {
-            one_of(row.flag, part.strip().lower(), row.option.allowed) for each in words for part in each.split(",")
-        }
-        return tuple(word for word in row.option.allowed if word in named)
+        named = {one_of(row.flag, part.strip().lower(), row.allowed) for each in words for part in each.split(",")}
+        return tuple(word for word in row.allowed if word in named)
     if row.kind in (int, float):
-        return number_of(row.flag, row.kind, words, row.option.least, row.option.most)
-    return words.lower() if row.option.allowed else words
+        return number_of(row.flag, row.kind, words, row.least, row.most)
+    return one_of(row.flag, words.lower(), row.allowed) if row.allowed else words
 
 
 def number_of(flag: str, kind: type, word: str, least: float | None = None, most: float | None = None) -> Any:
@@ -181,11 +179,11 @@ def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
     ``given``: names of settings that were given, also where they have the default's value.
     """
     for row in TABLE:
-        value, bounds = row.value(config), (row.option.least, row.option.most)
+        value, bounds = row.of(config), (row.least, row.most)
         if value is None or value == "own":  # the precision of a step of the user's own
             continue
-        for word in (value if row.kind is tuple else (value,)) if row.option.allowed else ():
-            one_of(row.flag, word, row.option.allowed)
+        for word in (value if row.kind is tuple else (value,)) if row.allowed else ():
+            one_of(row.flag, word, row.allowed)
         if row.kind is bool and not isinstance(value, bool):
             raise UsageError(f"{row.flag} is {value!r}; it must be True or False.")
         if row.kind in (int, float):
@@ -222,22 +220,18 @@ def checked(flag: str, kind: type, value: object, least: float | None, most: flo
     raise UsageError(f"{flag} is {value!r}; it must be {allowed}. Correct it, or leave {flag} out.")
 
 
-_OF_THE_STEP = ("precision", "memory_format", "compile")
+_IN_A_STEP = (
+    *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
+    *(f"{flag} {name}" for flag in ("--fix", "--tune") for name in ("precision", "memory_format", "compile")),
+)
 _RULED_OUT = (
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
-    (
-        "step",
-        (
-            *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
-            *(f"{flag} {name}" for flag in ("--fix", "--tune") for name in _OF_THE_STEP),
-        ),
-        "the step already contains model, loss, optimizer and precision",
-    ),
+    ("step", _IN_A_STEP, "the step already contains model, loss, optimizer and precision"),
 )
 
 
 def _check_together(config: TuneConfig, given: Collection[str]) -> None:
-    found = {row.name: row.flag for row in TABLE if row.name in given or row.value(config) not in (row.usual, "own")}
+    found = {row.name: row.flag for row in TABLE if row.name in given or row.of(config) not in (row.usual, "own")}
     found |= {word: word for word in (*(f"--fix {f.name}" for f in config.fix), *(f"--tune {n}" for n in config.tune))}
     for part, others, why in _RULED_OUT:
         beside = ", ".join(found[other] for other in others if other in found)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.bottleneck import searched_bottleneck
-from loadtune.calibration import calibrate, caps_of, described, restore, search_space, start, verify_memory
+from loadtune.calibration import calibrate, described, restore, search_space, start, verify_memory
 from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
-from loadtune.final.doubts import loading_notes
+from loadtune.final.doubts import cached_text, growth_text
 from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.limits.memory import MemoryProbe, verifying_seconds
+from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
+from loadtune.model.answers import bottleneck
 from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.options import check, checked, in_python, one_of, python_names, whole
 from loadtune.records.answer import finalist_of
@@ -36,9 +36,9 @@ from loadtune.run import Run
 from loadtune.run.journal import Journal
 from loadtune.run.state import State
 from loadtune.seams import Listener
-from loadtune.search.search import Search, changes, hung, known_job, study
+from loadtune.search.search import Search, changes, hung, model_job, study
 from loadtune.training import TrainingClient
-from loadtune.units import counted, plain, seconds_text
+from loadtune.units import plain, seconds_text
 
 if TYPE_CHECKING:
     import torch
@@ -170,14 +170,14 @@ def _tell(run: Run) -> None:
 
 def ended_text(state: State, journal: Journal, end: OutOfTimeError) -> str:
     """Why the run was cut short. A larger budget is advised only where nothing hung."""
-    ended, failed = f"the time budget of {seconds_text(state.config.time_budget_s)} ended", hung(state.failed)
+    ended = f"the time budget of {seconds_text(state.config.time_budget_s)} ended"
     if end.stuck is not None:
         return (
             f"{ended}: {end.stuck}. Every sample has to return or raise: look for a lock, a download or a read without"
             f" a timeout. The stacks are at the end of {journal.folder / LOG_FILE}"
         )
-    if failed:
-        return f"{ended} after {counted(len(failed), 'trial')} hung: {failed[-1].message.rstrip('.')}"
+    if why := hung(state.failed):
+        return f"{ended} after {why}"
     if not state.timed:
         start, timing = (seconds_text(journal.stage_seconds.get(name, 0.0)) for name in ("start", "calibrate"))
         return (
@@ -192,9 +192,12 @@ def _keep(state: State, journal: Journal) -> TuningResult:
     """Write the page, then the result, with what there is to say of the page. An answer is on the disk before both; one
     of before the run was resumed stands where there is no other."""
     measured, sample_bytes = [each for _, each in state.timed], state.facts.sample_bytes if state.facts else 0
+    ended = next((failure.message for _, failure in state.failed if failure.grown_bytes), None)  # a trial
     journal.aside(
         "Whether samples came from the page cache was not found out",
-        lambda: journal.note(*loading_notes(measured, state.failed, state.host.ram_limit_bytes, sample_bytes)),
+        lambda: journal.note(
+            ended or growth_text(measured, state.host.ram_limit_bytes), cached_text(measured, sample_bytes)
+        ),
     )
     if state.best is None and state.earlier is not None and state.earlier.best is not None:
         journal.note(
@@ -241,9 +244,12 @@ def story(run: Run) -> None:
 
 
 def name_bottleneck(state: State, facts: WorkloadFacts, search: Search, stack: Stack | None, winner: Finalist) -> None:
-    """Nothing is run for it."""
-    job = known_job(state, facts, search.space, stack)
-    state.bottleneck = searched_bottleneck(job, state.timed, winner, search.space, state.trials)
+    """By what was timed of the space, and the winner; not where its precision was not searched. Nothing is run."""
+    space = search.space
+    if winner.config.precision in space.recipes:
+        measured = [(config, each) for config, each in state.timed if space.has(config) or config == winner.config]
+        job = model_job(facts, state.host, state.device, space.recipes, state.compute_points, stack)
+        state.bottleneck = bottleneck(job, measured, winner, space.num_workers, state.trials)
 
 
 # The largest batch alone

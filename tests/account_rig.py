@@ -81,8 +81,6 @@ class Broken(IterableDataset):
 class FakeBooks(TorchDispatchMode):
     """`loadtune.training.steps.AllocatorLog`."""
 
-    device = torch.device("cpu")
-
     def __init__(self, owned):
         """``owned()``: the tensors that are there before a step."""
         super().__init__()

@@ -1,6 +1,5 @@
 """`python -m loadtune` as a real process, so started that whatever it leaves behind is found."""
 
-import contextlib
 import ctypes
 import os
 import shutil
@@ -13,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from typer.testing import CliRunner
+
+from loadtune.cli import app
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -81,12 +83,8 @@ class Command:
 
     def descendants(self):
         """Processes of this command that still run, other than itself; also those that left its group or session."""
-        found = []
-        for process in set(psutil.Process().children(recursive=True)) - self._others:
-            with contextlib.suppress(psutil.Error):
-                if process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        others = set(psutil.Process().children(recursive=True)) - self._others
+        return [each for each in others if each.pid != self._process.pid and is_alive(each.pid)]
 
     def signal(self, number):
         self._process.send_signal(number)
@@ -121,6 +119,18 @@ class Command:
             shutil.move(self._temporary, self.home / f"tmp-{self._temporary.name}")
 
 
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def segments(pids):
+    """Shared memory of workers, by name."""
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+
+
 def until(condition, timeout_s=GONE_S):
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -133,6 +143,11 @@ def until(condition, timeout_s=GONE_S):
 def _folder(path):
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def invoke(*words):
+    """The command in this process, on a terminal of 80 columns."""
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, words, prog_name="loadtune")
 
 
 def files_below(folder):

@@ -52,15 +52,6 @@ def forked(monkeypatch):
 
 
 @pytest.fixture
-def study_in_memory(monkeypatch):
-    """A fake run's study without a database, which takes a third of its time. test_pipeline_kept.py has one."""
-    from optuna.storages import InMemoryStorage
-
-    monkeypatch.setattr("loadtune.search.study._storage", lambda database: InMemoryStorage())
-    monkeypatch.setattr("loadtune.search.search.write_whole", lambda path, content: None)
-
-
-@pytest.fixture
 def short_tmp(monkeypatch, tmp_path_factory):
     """The temporary folder, empty; with a path so short that a worker's socket, of 107 characters, may lie in it."""
     tmp_path_factory.getbasetemp()  # pytest's own folders lie where they always do

@@ -192,7 +192,6 @@ class FakeTraining:
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self._begin("training", config.batch_size)
-        self.num_trainings += 1
         self._spend(self.prepare_s, "prepare")
         if failure := self.fail(config):
             return failure

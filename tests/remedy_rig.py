@@ -117,7 +117,7 @@ def job_with(job: Workload, *names: str) -> Workload:
 
 def parts_of(loader: "DataLoader[Any]") -> dict[str, Any]:
     """For `workload_of`: a loader of the user's own."""
-    return {"loader": LoaderParts.of(loader), "own_loader": True}
+    return {"loader": LoaderParts.of(loader), "own": {"loader"}}
 
 
 def equal(one: Batch, other: Batch) -> bool:

@@ -3,7 +3,6 @@
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import Trial
-from loadtune.report.store import write_whole
 from loadtune.search.space import SearchSpace
 from loadtune.search.study import OptunaStudy
 
@@ -17,11 +16,10 @@ def begun_study(folder):
         recipes={"fp32": Recipe()},
         ceilings={"fp32": 64},
     )
-    study = OptunaStudy(space, lambda content: write_whole(folder / "study.db", content()))
-    for config, told in zip(space.modelled(), (trial(0, 900.0), trial(1, None), None), strict=False):
-        study.ask(config)
-        if told is not None:
-            study.tell(told)
+    measured, failed, running = [*space.modelled()][:3]
+    study = OptunaStudy(space, [trial(0, 900.0, measured), trial(1, None, failed)])
+    study.ask(running)
+    study.write(folder / "study.db")
     return study, 2
 
 

@@ -1,9 +1,32 @@
 """A loader with switching iterators as a training has them: torch's own ``iter(loader)`` asks for them."""
 
+import time
 import weakref
+
+import torch
+from torch.utils.data import Dataset
 
 from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.torch_private import LoaderView
+
+
+class Numbers(Dataset):
+    """Sample i is i, in a tensor of some kilobytes."""
+
+    def __init__(self, size, sample_s=0.0):
+        self.size, self.sample_s = size, sample_s
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if self.sample_s:
+            time.sleep(self.sample_s)
+        return torch.full((256,), index)
+
+
+def numbers(batches):
+    return [int(sample[0]) for batch in batches for sample in batch]
 
 
 class Switching:

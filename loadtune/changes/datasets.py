@@ -16,20 +16,13 @@ from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.transforms import v2
-from torchvision.transforms.functional import pil_to_tensor
+from torchvision.transforms.v2.functional import to_image
 
 from loadtune.changes.remedies import NotApplicableError
 from loadtune.workload.batches import Batch, is_pair, tensors_of
 from loadtune.workload.build import Workload
 from loadtune.workload.datasets import ToRgb
-from loadtune.workload.samples import batch_of, owner_of
-
-
-def small_batch(workload: Workload) -> Batch:
-    """A batch of the first two samples."""
-    drawn = workload.epoch.indices
-    return batch_of(workload, [drawn[at % len(drawn)] for at in range(2)])
-
+from loadtune.workload.samples import owner_of, small_batch
 
 # The transform
 
@@ -44,32 +37,24 @@ def steps_of(dataset: Any) -> list[Any]:
 
 def with_attributes(workload: Workload, **attributes: Any) -> Workload:
     """The same job over a copy of the dataset that loads samples, changed. The user's own stays as it is."""
-
-    def changed(dataset: Any) -> Any:
-        made = copy.copy(dataset)
-        if isinstance(dataset, Subset):
-            made.dataset = changed(dataset.dataset)
-            return made
-        for name, value in attributes.items():
-            setattr(made, name, value)
-        return made
-
-    return replace(workload, loader=replace(workload.loader, dataset=changed(workload.dataset)))
+    dataset = owner = copy.copy(workload.dataset)
+    while isinstance(owner, Subset):
+        owner.dataset = copy.copy(owner.dataset)
+        owner = owner.dataset
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    return replace(workload, loader=replace(workload.loader, dataset=dataset))
 
 
-def path_of(dataset: Any) -> str:
-    """How the dataset that loads samples is reached in code: ``dataset.dataset``, behind a `Subset`."""
-    return f"{path_of(dataset.dataset)}.dataset" if isinstance(dataset, Subset) else "dataset"
-
-
-def copy_lines(dataset: Any) -> list[str]:
-    """Lines of code that give a `Subset` a dataset of its own, before that is changed; none for another dataset."""
-    path = path_of(dataset)
-    copied = [path[:at] for at in range(len("dataset.dataset"), len(path) + 1, len(".dataset"))]
-    if not copied:
-        return []
+def reached(dataset: Any) -> tuple[str, list[str]]:
+    """How the dataset that loads samples is reached in code, ``dataset.dataset`` behind a `Subset`, and lines of code
+    that give each `Subset` a dataset of its own, before that is changed."""
+    path, lines = "dataset", list[str]()
+    while isinstance(dataset, Subset):
+        dataset, path = dataset.dataset, f"{path}.dataset"
+        lines.append(f"{path} = copy.copy({path})")
     comment = "# other splits of the dataset, such as validation, stay as they are"
-    return ["import copy", comment, *(f"{each} = copy.copy({each})" for each in copied)]
+    return path, ["import copy", comment, *lines] if lines else []
 
 
 # JPEG files at a reduced size
@@ -99,7 +84,7 @@ def decoded_smaller(workload: Workload) -> Workload:
 
 def reduced_size(workload: Workload) -> int:
     """Height and width in pixels below which no image is reduced."""
-    images = next(tensors_of(small_batch(workload)))
+    images = next(tensors_of(small_batch(workload)[0]))
     return round(ENOUGH * max(images.shape[-2:]))
 
 
@@ -155,7 +140,7 @@ def sent_as_bytes(workload: Workload) -> Workload:
     steps = [*ending.head, *([to_uint8] if ending.makes_tensors else [])]
     compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
     changed = with_attributes(workload, transform=compose(steps))
-    old, new = small_batch(workload), small_batch(changed)
+    old, new = (small_batch(job)[0] for job in (workload, changed))
     if not is_pair(new) or not all(isinstance(part, torch.Tensor) for part in new):
         raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
     if not old[0].is_floating_point() or new[0].dtype != torch.uint8:
@@ -165,11 +150,7 @@ def sent_as_bytes(workload: Workload) -> Workload:
 
 def to_uint8(image: Any) -> torch.Tensor:
     """A picture, or an array of one, as a uint8 tensor (C, H, W); a tensor stays as it is."""
-    if isinstance(image, torch.Tensor):
-        return image
-    if isinstance(image, np.ndarray):
-        return torch.from_numpy(image if image.ndim == 3 else image[:, :, None]).permute(2, 0, 1).contiguous()
-    return pil_to_tensor(image)  # type: ignore[no-any-return]
+    return image if isinstance(image, torch.Tensor) else to_image(image).as_subclass(torch.Tensor)
 
 
 def to_floats(mean: tuple[float, ...], std: tuple[float, ...], batch: Batch) -> Batch:

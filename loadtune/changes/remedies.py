@@ -79,7 +79,7 @@ class Remedy:
         """Around the timing of loading with this remedy: what a worker would begin with."""
         return nullcontext()
 
-    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+    def job(self, job: Job, seen: Examined) -> Job | None:
         """The job as the throughput model takes it. None: the model cannot predict its gain.
 
         By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
@@ -146,9 +146,8 @@ def read(path):
     def own_code(self, workload: "Workload") -> str:
         from loadtune.changes import datasets
 
-        dataset = workload.dataset
-        lines = self._LINES.format(path=datasets.path_of(dataset), size=datasets.reduced_size(workload))
-        return "\n".join([*datasets.copy_lines(dataset), lines])
+        path, copied = datasets.reached(workload.dataset)
+        return "\n".join([*copied, self._LINES.format(path=path, size=datasets.reduced_size(workload))])
 
 
 class Uint8Transfer(Remedy):
@@ -160,9 +159,8 @@ class Uint8Transfer(Remedy):
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         facts = situation.facts
-        if situation.device.kind != "cuda" or len(facts.input_shape) != 3 or not facts.input_dtype.startswith("float"):
-            return None
-        return situation.config
+        has_floats = len(facts.input_shape) == 3 and facts.input_dtype.startswith("float")
+        return situation.config if has_floats and situation.device.kind == "cuda" else None
 
     def apply(self, workload: "Workload") -> "Workload":
         from loadtune.changes import datasets
@@ -172,11 +170,9 @@ class Uint8Transfer(Remedy):
     def own_code(self, workload: "Workload") -> str:
         from loadtune.changes import datasets
 
-        dataset = workload.dataset
-        ending = datasets.ending_of(datasets.steps_of(dataset))
-        after = 2 if ending.mean else 1
-        path = datasets.path_of(dataset)
-        kept = [f"*{path}.transform.transforms[:-{after}]"] if ending.head else []
+        path, copied = datasets.reached(workload.dataset)
+        ending = datasets.ending_of(datasets.steps_of(workload.dataset))
+        kept = [f"*{path}.transform.transforms[:-{2 if ending.mean else 1}]"] if ending.head else []
         kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
         constants = [
             "# once, before the training loop",
@@ -184,7 +180,7 @@ class Uint8Transfer(Remedy):
             f"std = torch.tensor({ending.std}, device=device).view(-1, 1, 1)",
         ]
         lines = [
-            *datasets.copy_lines(dataset),
+            *copied,
             "from torchvision.transforms import Compose, v2",
             "# in the dataset: workers send bytes",
             f"{path}.transform = Compose([{', '.join(kept)}])",
@@ -239,7 +235,7 @@ class BatchedFetch(Remedy):
 
     def own_code(self, workload: "Workload") -> str:
         """How samples are drawn."""
-        return _AS_DRAWN if workload.own_loader else _SHUFFLED
+        return _AS_DRAWN if "loader" in workload.own else _SHUFFLED
 
     def code(self, situation: Situation, seen: Examined) -> str:
         loader = situation.config.loader
@@ -271,19 +267,15 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
     def offer(self, situation: Situation) -> TrialConfig | None:
         """With fp16 where that is not the best precision, but may be without its waits."""
         config = situation.config
-        if situation.device.kind != "cuda" or situation.spec.named_optimizer != "sgd":
+        may = config.recipe.waits_each_step if config.precision == "fp16" else "fp16" in situation.precisions
+        if situation.device.kind != "cuda" or situation.spec.named_optimizer != "sgd" or not may:
             return None
-        waits = replace(config.recipe, precision="fp16", fused_optimizer=False)
-        if config.precision != "fp16" and "fp16" not in situation.precisions:
-            return None
-        if not waits.waits_each_step or (config.precision == "fp16" and config.recipe.fused_optimizer):
-            return None
-        return replace(config, recipe=replace(waits, fused_optimizer=True))
+        return replace(config, recipe=replace(config.recipe, precision="fp16", fused_optimizer=True))
 
     def own_code(self, workload: "Workload") -> str:
         return self._LINES
 
-    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+    def job(self, job: Job, seen: Examined) -> Job | None:
         return replace(job, syncing=job.syncing - {"fp16"})
 
 

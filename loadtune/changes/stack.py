@@ -11,7 +11,7 @@ from functools import partial
 
 from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, in_order, num_examined
 from loadtune.model.answers import Changed, best_of, change
-from loadtune.model.fit import ThroughputModel
+from loadtune.model.fit import ThroughputModel, points_at
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
@@ -66,7 +66,7 @@ def job_with(step: Step, job: Job, at: Situation) -> Job | None:
         (size, seconds / (step.compute_gain or 1.0)) for size, seconds in job.compute.get(config.precision, ())
     )
     compute = {**job.compute, config.precision: curve} if curve else job.compute
-    return step.remedy.job(replace(job, compute=compute), step.seen, replace(at, config=config))
+    return step.remedy.job(replace(job, compute=compute), step.seen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +79,6 @@ class Stack:
     model: ThroughputModel | None
     able: Sequence[TrialConfig]
     """Configurations without changes that can run, and that the model knows."""
-    points: Callable[[Sequence[TrialConfig]], Points]
-    """Some of them as the model takes them."""
     left_s: Callable[[], float]
     """Of the time budget."""
     tries_all: bool
@@ -181,5 +179,5 @@ class Stack:
         changed = [config for each in self.able if (config := applied(names, each, self.at)) is not None]
         if not changed:
             return None
-        points = self.points([replace(config, remedies=()) for config in changed])
+        points = points_at([replace(config, remedies=()) for config in changed], model.job)
         return points[[best_of(model, points, job)]]

@@ -116,10 +116,9 @@ class Job:
     """``num_workers`` as the user wrote it."""
     only_advises: bool = False
     """For an iterable dataset, and for ``--dry-run``."""
-    several_ranks: bool = False
     persistent: bool = False
     may_compare: bool = True
-    """Whether the user's workers may deliver once more: where starting them costs little, and no rank waits for it."""
+    """Whether the user's workers may deliver once more: starting them costs little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +137,8 @@ class Bound:
     """Why no other workers may load. None: they may."""
     is_taken: bool = False
     """Whether another loader is being changed."""
+    several_ranks: bool = False
+    """Whether other ranks step together with this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +167,9 @@ class State:
     phases: tuple[tuple[float, ...], ...] = ()
     """Blocks of the workers that were kept; where they are compared again, of the user's and of the kept ones, too."""
     limit: str | None = None
+    """What limits the loop: ``the step``, ``workers``, ``cores``, ``handing batches over``, or what bounds workers."""
     reason: str | None = None
-    """As of the newest action that has them."""
+    """Why the loader is left alone, or why the loop is left as it is, where `limit` does not say it."""
     num_relooks: int = 0
     rested_s: float = 0.0
     """Seconds of steps since the loop was left as it is."""
@@ -189,10 +191,6 @@ class Action:
     do: Literal["nothing", "switch", "compare", "advise", "leave", "keep", "take back", "rest"] = "nothing"
     num_workers: int | None = None
     """To switch to, to compare with, or to advise."""
-    limit: str | None = None
-    """What limits the loop: ``the step``, ``workers``, ``cores``, ``handing batches over``, or what bounds workers."""
-    reason: str | None = None
-    """Why the loader is left alone, or why the loop is left as it is, where `limit` does not say it."""
     gain: float | None = None
     """Seconds a batch now ÷ predicted ones, of an advice."""
 
@@ -216,16 +214,16 @@ def decide(state: State, reading: Reading, work: Work | None, bound: Bound) -> A
         case "watching":
             return _watching(state, reading, work, bound)
         case "judging":
-            return _judging(state, reading)
+            return _judging(state, reading, bound)
         case "comparing":
-            return _comparing(state, reading, bound.refusal)
+            return _comparing(state, reading, bound)
     return _resting(state, reading, work, bound)
 
 
 def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -> Action:
     now = reading.num_workers
     loop = Loop(reading.step_s, bound.cores, reading.handover_s if now else UNSURE_S)
-    may_try = len(state.tried) < (1 if state.job.several_ranks else TRIES)
+    may_try = len(state.tried) < (1 if bound.several_ranks else TRIES)
     if not reading.waits:
         if reading.peers_wait is None:  # a peer that waits says so within seconds
             return Action(state=state)
@@ -236,7 +234,7 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
     if work is None or bound.is_taken:
         return Action(state=state)
     if bound.most == 0 and bound.refusal:
-        return Action(state=replace(state, stage="left alone"), do="leave", reason=bound.refusal)
+        return _leave(state, bound.refusal)
     if not may_try:
         return _settle(state, reading, work, bound, bound.reason if now >= bound.most else "workers")
     allowed_s, busy = (1 - ACT) * reading.total_s, most_by_cores(bound.cores, work.load_s, work.cpu_s)
@@ -252,7 +250,7 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
         return _settle(state, reading, work, bound, "workers")
     if (paying := _that_pay(reading, predicted_s, bound, want, reading.left)) is not None:
         return _switch(state, reading, work, loop, paying, bound.refusal)
-    is_kept = state.job.persistent or state.job.several_ranks  # and ranks step together
+    is_kept = state.job.persistent or bound.several_ranks
     paying = _that_pay(reading, predicted_s, bound, want, reading.length)
     if is_kept or paying is None:
         return _settle(state, reading, work, bound, "workers", "short epoch")
@@ -309,13 +307,15 @@ def _switch(
     state = replace(state, decided_s=0.0, decided_cores=loop.cores)
     if state.job.only_advises:
         gain = min(reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))
-        resting = replace(state, stage="resting", limit="workers")
-        return Action(state=resting, do="advise", num_workers=number, limit="workers", gain=gain)
+        return Action(
+            state=replace(state, stage="resting", limit="workers"), do="advise", num_workers=number, gain=gain
+        )
     if refusal is not None:
-        return Action(state=replace(state, stage="left alone", target=None), do="leave", reason=refusal)
+        return _leave(state, refusal)
     starting = replace(
         state,
         stage="starting",
+        reason=None,
         target=number,
         was=now,
         before=reading,
@@ -329,31 +329,46 @@ def _switch(
     return Action(state=starting, do="switch", num_workers=number)
 
 
+def _leave(state: State, reason: str) -> Action:
+    return Action(state=replace(state, stage="left alone", target=None, reason=reason), do="leave")
+
+
 def delivers(state: State, number: int) -> State:
     """So many workers deliver from now on."""
     return replace(state, stage="judging") if state.stage == "starting" and number == state.target else state
 
 
-def _judging(state: State, reading: Reading) -> Action:
+def _judging(state: State, reading: Reading, bound: Bound) -> Action:
     assert state.before is not None
     num = len(reading.blocks)
-    gain, may_tie = ratio(reading.blocks, state.before.blocks), state.job.several_ranks
-    least = 1 - TIE if may_tie or reading.num_workers < state.was else 1 + LEAST_GAIN
+    gain = ratio(reading.blocks, state.before.blocks)
+    least = 1 - TIE if _may_tie(reading.num_workers, state.was, bound.several_ranks) else 1 + LEAST_GAIN
     if (gain.low or 0.0) > least or (num >= LOOKS[-1] and gain.value >= least):
-        kept = replace(state, stage="watching", phases=(reading.blocks,))
-        return Action(state=kept, do="keep", limit="workers" if reading.waits else "the step")
+        limit = "workers" if reading.waits else "the step"
+        return Action(state=replace(state, stage="watching", phases=(reading.blocks,), limit=limit), do="keep")
     if num >= LOOKS[-1] or (gain.high or math.inf) < least:
         return _take_back(state, state.was)
     return Action(state=replace(state, seen=num))
+
+
+def _may_tie(number: int, before: int, several_ranks: bool) -> bool:
+    """Whether so many workers may be a little slower than those before."""
+    return several_ranks or number < before
 
 
 def _take_back(state: State, number: int) -> Action:
     """``number`` of workers: those of before. Where they are not the user's, their own gain is still to be told."""
     is_own = number == state.job.own
     before = () if is_own or state.before is None else (state.before.blocks,)
-    limit, target = "handing batches over", None if is_own else number
-    back = replace(state, stage="resting" if is_own else "watching", target=target, phases=before, limit=limit)
-    return Action(state=back, do="take back", num_workers=number, limit=limit, reason="gained nothing")
+    back = replace(
+        state,
+        stage="resting" if is_own else "watching",
+        target=None if is_own else number,
+        phases=before,
+        limit="handing batches over",
+        reason="gained nothing",
+    )
+    return Action(state=back, do="take back", num_workers=number)
 
 
 class Epoch(NamedTuple):
@@ -366,6 +381,7 @@ class Epoch(NamedTuple):
     num_batches: int
     num_blocks: int
     """Of steps, since these workers deliver."""
+    several_ranks: bool = False
 
 
 def after_epoch(state: State, epoch: Epoch) -> Action:
@@ -376,14 +392,15 @@ def after_epoch(state: State, epoch: Epoch) -> Action:
         return Action(state=state)
     is_judging, limit_s = state.stage == "judging", 0.0
     if state.before_epoch_s is not None:
-        limit_s = (SHORT if is_judging else 1.0) * state.before_epoch_s
+        may_tie = _may_tie(epoch.num_workers, state.was, epoch.several_ranks)
+        limit_s = (1 + TIE if may_tie else SHORT if is_judging else 1.0) * state.before_epoch_s
         if epoch.num_whole == 1 and epoch.seconds > limit_s and state.stage in ("judging", "watching", "resting"):
             return _take_back(state, state.was)
     elif epoch.num_blocks < LOOKS[0]:
         limit_s = (1 - CHANCE) * epoch.num_batches * state.before.total_s
     if not is_judging or epoch.seconds >= limit_s:
         return Action(state=state)
-    return Action(state=replace(state, stage="resting", phases=((),), limit="workers"), do="keep", limit="workers")
+    return Action(state=replace(state, stage="resting", phases=((),), limit="workers"), do="keep")
 
 
 def told(state: State, reading: Reading, work: Work | None) -> Interval | None:
@@ -412,7 +429,7 @@ def _settle(
 ) -> Action:
     phases = (reading.blocks,) if state.phases else ()
     rests = replace(state, stage="resting", phases=phases, limit=limit, reason=reason, rested_s=0.0, decided_s=0.0)
-    return Action(state=replace(rests, decided_cores=bound.cores), do="rest", limit=limit, reason=reason)
+    return Action(state=replace(rests, decided_cores=bound.cores), do="rest")
 
 
 def _resting(state: State, reading: Reading, work: Work | None, bound: Bound) -> Action:
@@ -427,7 +444,8 @@ def _resting(state: State, reading: Reading, work: Work | None, bound: Bound) ->
     rested_s = state.rested_s + reading.num_steps * reading.total_s
     state = replace(state, decided_s=decided_s, rested_s=rested_s)
     own, now = state.job.own, reading.num_workers
-    if len(state.phases) != 1 or not state.job.may_compare or bound.refusal or rested_s < REST_S or now == own:
+    may_compare = state.job.may_compare and not bound.several_ranks and not bound.refusal
+    if len(state.phases) != 1 or not may_compare or rested_s < REST_S or now == own:
         return Action(state=state)
     state, gain = replace(state, phases=(reading.blocks,)), told(state, reading, work)
     if gain is not None and gain.low is not None:
@@ -435,14 +453,15 @@ def _resting(state: State, reading: Reading, work: Work | None, bound: Bound) ->
     return Action(state=replace(state, stage="comparing", target=None, was=now), do="compare", num_workers=own)
 
 
-def _comparing(state: State, reading: Reading, refusal: str | None) -> Action:
+def _comparing(state: State, reading: Reading, bound: Bound) -> Action:
     """The user's workers deliver once more, then those that were kept (`State.was`)."""
-    if refusal is not None:
-        return Action(state=replace(state, stage="left alone", target=None), do="leave", reason=refusal)
+    if bound.refusal is not None:
+        return _leave(state, bound.refusal)
     state = replace(state, phases=(*state.phases, reading.blocks))
     if len(state.phases) == 2:
         return Action(state=replace(state, target=state.was), do="compare", num_workers=state.was)
     gain, state = told(state, reading, None), replace(state, stage="resting")
-    if gain is not None and gain.value < 1 + LEAST_GAIN and reading.num_workers > state.job.own:
+    least = 1 - TIE if _may_tie(reading.num_workers, state.job.own, bound.several_ranks) else 1 + LEAST_GAIN
+    if gain is not None and gain.value < least:
         return _take_back(state, state.job.own)
-    return Action(state=state, do="rest", limit=state.limit, reason=state.reason)
+    return Action(state=state, do="rest")

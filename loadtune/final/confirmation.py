@@ -1,17 +1,18 @@
 """The final: contestants measured in turn, and what their figures say. Only these are reported."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.doubts import disturbed_text, failure_notes, ruled_out, skipped_text
-from loadtune.final.rounds import alternate, barred, lasts_s, needed, pick_finalists, usual
-from loadtune.final.winner import Outcome, Verdict, difference, finalists
+from loadtune.final.doubts import doubts
+from loadtune.final.rounds import Final, pick_finalists, usual
+from loadtune.final.winner import Verdict
 from loadtune.records.answer import Failed, compute_fraction, compute_rate, finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
-from loadtune.records.result import Attempt, Finalist, Remedies, TriedRemedy, Winner
+from loadtune.records.measurement import ComputePoint, raise_for_the_user
+from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
 from loadtune.run import Run
 from loadtune.run.budget import FINAL_SHARE, Budget
 from loadtune.run.measure import outcome_text
@@ -19,9 +20,6 @@ from loadtune.run.state import State
 from loadtune.search.search import MIN_TRIALS, Search
 from loadtune.search.space import largest_batches
 from loadtune.statistics.interval import Interval
-
-ROUGH = 0.15
-"""Half width of a 95% interval, as a share of the throughput, above which the final may last as long as the budget."""
 
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""
@@ -39,27 +37,41 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
     changes of the code that were looked at."""
     state, journal, end = run.state, run.journal, None
     with journal.stage("confirm"):
+        final = _final(run, search)
         try:
-            _measure(run, search)
+            for config in final.rounds():
+                outcome = run.measuring.timed(config)
+                final.saw(config, outcome)
+                state.confirmed, state.finalists = list(final.verdict.ran), final.verdict.finalists
+                journal.save()
+                journal.tell(outcome_text(config, outcome))
             state.confirmed_whole = True
         except OutOfTimeError as error:
             end = error  # says where it waited for samples that did not return
-        verdict = _verdict(state, _outcomes(state))
-        state.finalists = verdict.finalists
-        if end is None or all(verdict.is_confirmed(size) for size in _sizes(state)):
-            _conclude(run, stack)
-        best, ran = state.best, state.finalists
-        journal.note(*failure_notes(state.trials, state.confirmed, ran, state.yours, has_answer=best is not None))
-        journal.note(disturbed_text(ran, state.host, (best, state.best_at_your_batch)))
+        state.finalists = final.verdict.finalists
+        if end is None or final.verdict.is_confirmed:
+            _conclude(run, final, stack)
+        journal.note(*doubts(final.verdict, state.host, state.best, state.best_at_your_batch))
         if end is not None:
             raise end
-        for each in state.confirmed if best is None else ():  # the user's own code failed, as in a search
+        for each in state.confirmed if state.best is None else ():  # the user's own code failed, as in a search
             raise_for_the_user(None if each.config.remedies else each.failure)
 
 
-def _outcomes(state: State) -> list[Outcome]:
-    """All runs of the confirmation until now, also those of before an interruption."""
-    return [(each.config, outcome) for each in state.confirmed if (outcome := each.outcome)]
+def _final(run: Run, search: Search) -> Final:
+    """Of the contestants, once they are compiled."""
+    state, budget = run.state, run.budget
+    verdict = Verdict(
+        ran=tuple(state.confirmed),
+        yours=state.yours,
+        batch_size=state.config.yours.batch_size,
+        keeps_precision="precision" not in state.assumed,
+        trials=state.trials,
+    )
+    configs = _contestants(state, budget, search)
+    _compile_ahead(run, [config for config in configs if config not in verdict.barred])
+    until_s, answer_by_s = budget.confirm_until_s, budget.answer_until_s
+    return Final(configs, verdict, budget.clock, until_s, answer_by_s, seed=state.config.seed)
 
 
 def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialConfig, ...]:
@@ -80,96 +92,32 @@ def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialCon
         typed = [] if state.yours is None else usual(state.yours, search.space, state.host.num_usable_cores)
         wanted = [(each, answer_s) for each in (search.changed(), *search.feasible(typed)[:1])]
         wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
-    return pick_finalists(
-        ranked,
-        state.yours,
-        wanted,
-        at_your_batch=[] if own_size is None else search.best_at(own_size),
-        kept=[config for config, _ in _outcomes(state)],
-        lasts_s=lambda config: lasts_s(config, state.tried, search.expected_s),
-    )
+    at_batch, kept = [] if own_size is None else search.best_at(own_size), [each.config for each in state.confirmed]
+    return pick_finalists(ranked, state.yours, wanted, at_your_batch=at_batch, kept=kept, lasts_s=search.lasts_s)
 
 
-def _measure(run: Run, search: Search) -> None:
-    """The rounds, to their end."""
-    state, journal, budget = run.state, run.journal, run.budget
-    at_your_batch, known = state.config.yours.batch_size is not None, _outcomes(state)
-    configs = _contestants(state, budget, search)
-    _compile_ahead(run, [config for config in configs if config not in barred(known)])
-
-    def measured(config: TrialConfig) -> Measurement | TrialFailure:
-        outcome = run.measuring.timed(config)
-        measurement, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
-        state.confirmed.append(Attempt(config=config, measurement=measurement, failure=failure))
-        journal.save()
-        state.finalists = finalists(_outcomes(state), state.trials)
-        journal.tell(outcome_text(config, outcome))
-        return outcome
-
-    def undecided(seen: Sequence[Outcome]) -> set[TrialConfig]:
-        """Who has to be run again for the answers, and for what changes of the code gain."""
-        verdict = _verdict(state, seen)
-        return {config for size in _sizes(state) for config in verdict.undecided(size)} | {*verdict.undecided_change()}
-
-    def is_rough(seen: Sequence[Outcome]) -> bool:
-        ran = max(finalists(seen, state.trials), key=lambda each: len(each.runs), default=None)
-        return ran is not None and (ran.half_width_fraction or 1.0) > ROUGH
-
-    alternate(
-        configs,
-        measured,
-        budget.clock,
-        budget.confirm_until_s,
-        needed=lambda seen, able: needed(seen, able, state.yours, at_your_batch=at_your_batch),
-        undecided=undecided,
-        is_rough=is_rough,
-        answer_by_s=budget.answer_until_s,
-        known=known,
-        seed=state.config.seed,
-    )
-
-
-def _verdict(state: State, outcomes: Sequence[Outcome], points: Sequence[ComputePoint] = ()) -> Verdict:
-    """Of these runs of the final, each finalist with what rules it out."""
-    judged = ruled_out(finalists(outcomes, state.trials), state.failed, points)
-    return Verdict(judged, state.yours, keeps_precision="precision" not in state.assumed)
-
-
-def _sizes(state: State) -> set[int | None]:
-    """There are two answers where the user gave a batch size: at any, and at that."""
-    return {None, state.config.yours.batch_size}
-
-
-def _conclude(run: Run, stack: Stack | None) -> None:
+def _conclude(run: Run, final: Final, stack: Stack | None) -> None:
     """The winners, their share of the compute-only rate, and what the changes of the code gain."""
-    state, own_size = run.state, run.state.config.yours.batch_size
+    state = run.state
     for finalist in state.finalists:
-        if finalist.config == state.yours or _is_doubted(state, finalist):
+        if finalist.config == state.yours or compute_rate(state.compute_points, finalist.config):
             _time_compute_of(run, finalist)
-    state.best = _winner(run, None)
-    if own_size is not None:
-        at_yours, best = _winner(run, own_size), state.best
+    state.best = best = _winner(run, final, None)
+    if final.verdict.batch_size is not None:
+        at_yours = _winner(run, final, final.verdict.batch_size)
         state.best_at_your_batch = best if best and at_yours and at_yours.config == best.config else at_yours
-    winner = finalist_of(state.finalists, state.best)
-    if winner is None:
-        return
-    run.journal.note(skipped_text(winner))
-    if stack is not None:
-        state.remedies = _judge_changes(state, stack, winner)
+    if stack is not None and (winner := finalist_of(state.finalists, best)) is not None:
+        state.remedies = _judge_changes(state, stack, final.verdict, winner)
 
 
-def _winner(run: Run, batch_size: int | None) -> Winner | None:
+def _winner(run: Run, final: Final, batch_size: int | None) -> Winner | None:
     """The best finalist that nothing rules out, also not its compute-only rate, which is timed here."""
     state, before = run.state, None
     while True:
-        verdict = _verdict(state, _outcomes(state), state.compute_points)
-        state.finalists, picked = verdict.finalists, verdict.winner(batch_size)
-        best = finalist_of(state.finalists, picked)
-        if picked is None or best is None:
-            return None
-        if picked == before:
-            share = compute_fraction(state.compute_points, picked.config, picked.samples_per_s)
-            return replace(picked, compute_fraction=share)
+        final.verdict = verdict = replace(final.verdict, points=state.compute_points)
+        state.finalists, picked, best = verdict.finalists, verdict.winner(batch_size), verdict.best(batch_size)
+        if best is None or picked == before:
+            return picked
         before = picked
         _time_compute_of(run, best)
 
@@ -177,10 +125,10 @@ def _winner(run: Run, batch_size: int | None) -> Winner | None:
 # Changes of the code
 
 
-def _judge_changes(state: State, stack: Stack, best: Finalist) -> Remedies:
+def _judge_changes(state: State, stack: Stack, verdict: Verdict, best: Finalist) -> Remedies:
     """What the contestant with changes gains over the best."""
     changed = next((finalist for finalist in state.finalists if finalist.config.remedies), None)
-    gain = None if changed is None else difference(changed, best, state.finalists, 1)
+    gain = None if changed is None else verdict.ratio(changed, best, 1)
     is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
     kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
     return Remedies(
@@ -226,7 +174,7 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
     """
     state, budget, config = run.state, run.budget, finalist.config
     for _ in range(MOST_TIMINGS):
-        if compute_rate(state.compute_points, config) and not _is_doubted(state, finalist):
+        if compute_fraction(state.compute_points, config, finalist.samples_per_s) is not None:
             return
         takes_s = _compile_seconds(run, config) + COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
         point = _compute_point(run, config, min(1.0, 0.1 * budget.left_s)) if takes_s <= budget.left_s else None
@@ -242,20 +190,12 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
 
 def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoint | None:
     """None: it could not be timed, and the answer does not depend on it."""
-    try:
+    with suppress(LoadtuneError):
         point = run.training.time_compute(config.recipe, config.batch_size, seconds)
-    except LoadtuneError:
-        return None
-    if isinstance(point, TrialFailure):
-        return None
-    run.measuring.trained.add((config.recipe, config.batch_size))
-    return point
-
-
-def _is_doubted(state: State, finalist: Finalist) -> bool:
-    """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
-    points, config = state.compute_points, finalist.config
-    return compute_rate(points, config) is not None and compute_fraction(points, config, finalist.samples_per_s) is None
+        if isinstance(point, ComputePoint):
+            run.measuring.trained.add((config.recipe, config.batch_size))
+            return point
+    return None
 
 
 def _compile_seconds(run: Run, config: TrialConfig) -> float:

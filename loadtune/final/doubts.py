@@ -1,18 +1,18 @@
-"""What keeps a measured configuration from being the answer, and what a reader has to know before trusting the answer:
-notes in whole sentences. Without them a configuration would be missing and nobody would know why.
+"""What a reader has to know before trusting the answer: notes in whole sentences. Without them a configuration would be
+missing and nobody would know why.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median_low
 
-from loadtune.records.answer import MISREAD, QUIETER, Failed, busy_text, compute_rate, is_barred
+from loadtune.final.winner import Verdict, failures_text, non_finite_text
+from loadtune.records.answer import QUIETER, busy_text, failures_of, finalist_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Attempt, Finalist, Trial, Unconfirmed, Winner
+from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.result import Attempt, Finalist, Winner
 from loadtune.report.wording import settings_text
-from loadtune.units import bytes_text, counted, percent_text, rate_text
+from loadtune.units import bytes_text, counted, percent_text
 
 SKIPPED = 0.1
 """Share of the winner's timed steps from which on skipped ones are reported: fewer change its rate less than noise."""
@@ -21,60 +21,17 @@ _LEAST_BYTES, _LEAST_SHARE = 1024, 0.01
 """Read for each sample, and of its size: less is messages between processes, and says nothing of samples."""
 
 
-def ruled_out(
-    finalists: Sequence[Finalist], failed: Sequence[Failed] = (), points: Sequence[ComputePoint] = ()
-) -> tuple[Finalist, ...]:
-    """The finalists, each with what rules it out, if anything does. ``failed``: in the search and in the final."""
-    return tuple(replace(finalist, unconfirmed=_why(finalist, failed, points)) for finalist in finalists)
+def doubts(verdict: Verdict, host: HostFacts, *answers: Winner | None) -> Iterator[str | None]:
+    """Of a confirmation and its ``answers``, the best first: steps that were skipped; what failed, in the search too;
+    what is not confirmed for another reason; what other processes used, unless one of the answers itself says so."""
+    best, busy = finalist_of(verdict.finalists, answers[0]), busy_text(verdict.finalists, host)
+    yield None if best is None else _skipped_text(best)
+    yield from _failure_notes(verdict, has_answer=best is not None)
+    if busy is not None and not any(each.inconclusive for each in answers if each is not None):
+        yield f"{busy} The true throughput may be higher. {QUIETER}"
 
 
-def _why(finalist: Finalist, failed: Sequence[Failed], points: Sequence[ComputePoint]) -> Unconfirmed | None:
-    precisions = ("fp32", finalist.config.precision)  # what is not finite in fp32 is so in any
-    bad = [each for each in failed if each[1].kind == "non_finite_loss" and each[0].precision in precisions]
-    if bad:
-        return Unconfirmed(reason="non_finite_loss", explanation=_non_finite_text(*bad[0]))
-    own = [failure for config, failure in failed if config == finalist.config]
-    if is_barred(own):
-        cause = "Remove the cause and run again: training for hours would meet it too."
-        return Unconfirmed(reason="failed", explanation=f"{_failures_text(len(finalist.runs), own)}. {cause}")
-    rate, point = finalist.throughput, compute_rate(points, finalist.config)
-    # By more than the interval of the one and the fastest window of the other explain.
-    if point is not None and (rate.value if rate.low is None else rate.low) > MISREAD * point.quickest_per_s:
-        return Unconfirmed(
-            reason="above_compute_only",
-            explanation=(
-                f"it reads {rate_text(rate.value)}, more than its compute-only rate of "
-                f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
-                f"faster. {QUIETER}"
-            ),
-        )
-    return None
-
-
-def _non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
-    what = f"ith {settings_text(config)} {failure.message.rstrip('.')}."
-    if config.precision == "fp32":
-        return (
-            f"W{what} No precision has a wider range than fp32, so the dataset, the model or the loss gives values "
-            "that are not finite. Check that every sample is finite, and that model and loss give finite values for it."
-        )
-    return (
-        f"{config.precision} is not recommended: w{what} Leave {config.precision} out with --precision, or change the "
-        "model so that it trains in it."
-    )
-
-
-def _failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
-    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
-    first = failures[0]
-    num_runs = counted(num_measured + len(failures), "run")
-    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
-
-
-# Notes
-
-
-def skipped_text(best: Finalist) -> str | None:
+def _skipped_text(best: Finalist) -> str | None:
     """Steps without the optimizer are faster than those of a training."""
     windows = [window for each in best.runs for window in each.windows]  # what settled before them is in no rate
     num_skipped, num_steps = sum(w.num_skipped_steps for w in windows), sum(w.num_steps for w in windows)
@@ -87,38 +44,23 @@ def skipped_text(best: Finalist) -> str | None:
     )
 
 
-def disturbed_text(finalists: Sequence[Finalist], host: HostFacts, answers: Sequence[Winner | None]) -> str | None:
-    """What other processes used, unless one of the answers itself says so."""
-    busy = busy_text(finalists, host)
-    if busy is None or any(each.inconclusive for each in answers if each is not None):
-        return None
-    return f"{busy} The true throughput may be higher. {QUIETER}"
-
-
-def failure_notes(
-    trials: Sequence[Trial],
-    confirmed: Sequence[Attempt],
-    finalists: Sequence[Finalist],
-    yours: TrialConfig | None,
-    *,
-    has_answer: bool,
-) -> Iterator[str]:
+def _failure_notes(verdict: Verdict, *, has_answer: bool) -> Iterator[str | None]:
     """What failed in the search and in the confirmation, and what is not confirmed for another reason."""
-    of_workers, ran = _worker_note(trials), {finalist.config for finalist in finalists}
-    both = [(each.config, each.failure) for each in (*confirmed[::-1], *trials[::-1])]
-    bad = {config.precision: (config, f) for config, f in both if f and f.kind == "non_finite_loss"}
+    trials, ran, yours = verdict.trials, {finalist.config for finalist in verdict.finalists}, verdict.yours
+    of_workers, failed = _worker_note(trials), failures_of((*verdict.ran[::-1], *trials[::-1]))
+    bad = {config.precision: (config, f) for config, f in failed if f.kind == "non_finite_loss"}
     told = {"fp32"} if "fp32" in bad else set(bad)  # which rules out the others too
-    yield from [] if of_workers is None else [of_workers]
-    yield from (_non_finite_text(*each) for precision, each in bad.items() if precision in told)
-    for config, failure in {each.config: each.failure for each in confirmed}.items():
+    yield of_workers
+    yield from (non_finite_text(*each) for precision, each in bad.items() if precision in told)
+    for config, failure in {each.config: each.failure for each in verdict.ran}.items():
         if failure is not None and config not in ran and not (of_workers and config.loader.num_workers):
             then = ", so there is no speed-up to report" if config == yours else ""
             why = f"({failure.kind}: {failure.message.rstrip('.')})"
             yield f"{_named(config, yours)} did not run in the confirmation {why}{then}."
-    for finalist in finalists:
+    for finalist in verdict.finalists:
         named, doubt = _named(finalist.config, yours), finalist.unconfirmed
         if doubt is None and finalist.failures:
-            what = _failures_text(len(finalist.runs), finalist.failures)
+            what = failures_text(len(finalist.runs), finalist.failures)
             yield f"{named} is judged by the runs that did not fail: {what}."
         elif doubt is not None and doubt.reason != "non_finite_loss":  # which was said once for all
             yield f"{named} is not confirmed: {doubt.explanation}"
@@ -128,7 +70,7 @@ def failure_notes(
         yield f"No configuration but your settings {why}."
 
 
-def _worker_note(trials: Sequence[Trial]) -> str | None:
+def _worker_note(trials: Sequence[Attempt]) -> str | None:
     """That every trial with workers crashed, and why. None: some did not, or none was tried."""
     outcomes = [trial.outcome for trial in trials if trial.config.loader.num_workers]
     crashed = [each for each in outcomes if isinstance(each, TrialFailure) and each.kind == "crash"]
@@ -143,14 +85,6 @@ def _worker_note(trials: Sequence[Trial]) -> str | None:
 def _named(config: TrialConfig, yours: TrialConfig | None) -> str:
     what = settings_text(config)
     return f"The baseline (your settings), {what}," if config == yours else f"The finalist {what}"
-
-
-def loading_notes(
-    measured: Sequence[Measurement], failed: Sequence[Failed], ram_bytes: int, sample_bytes: int
-) -> tuple[str | None, str | None]:
-    """That memory grows with each sample, also where that ended a trial; and that samples came from the page cache."""
-    ended = next((failure.message for _, failure in failed if failure.grown_bytes), None)
-    return ended or growth_text(measured, ram_bytes), cached_text(measured, sample_bytes)
 
 
 def growth_text(measured: Sequence[Measurement], ram_bytes: int) -> str | None:

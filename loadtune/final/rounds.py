@@ -7,14 +7,14 @@ configuration with itself (simulated): see `stats.looks`.
 
 import math
 import random
-import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from loadtune.final.winner import LOOKS, Outcome, finalists
-from loadtune.records.answer import is_barred
+from loadtune.final.winner import LOOKS, Verdict
 from loadtune.records.config import LoaderConfig, Precision, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.result import Attempt
 from loadtune.seams import Clock
 from loadtune.search.search import MIN_RUNS
 from loadtune.search.space import SearchSpace
@@ -57,98 +57,83 @@ def pick_finalists(
     return tuple(picked)
 
 
-def lasts_s(
-    config: TrialConfig, tried: Sequence[tuple[TrialConfig, Measurement]], expected_s: Callable[[TrialConfig], float]
-) -> float:
-    """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
-    own = [each.seconds for other, each in tried if other == config]
-    mean_s = statistics.fmean(own or [each.seconds for _, each in tried] or [0.0])
-    return mean_s if own else max(mean_s, expected_s(config))
-
-
-def needed(
-    outcomes: Sequence[Outcome], configs: Sequence[TrialConfig], yours: TrialConfig | None, *, at_your_batch: bool
-) -> list[TrialConfig]:
-    """What the answer is made of: the best rival so far, the baseline, and the two best rivals at its batch size."""
-    scored, out = {f.config: f.score for f in finalists(outcomes)}, barred(outcomes)
-    ranked = sorted((c for c in configs if c not in out), key=lambda config: -scored.get(config, 0.0))
-    rivals = [config for config in ranked if config != yours and not config.remedies]
-    at_batch = [config for config in rivals if yours and config.batch_size == yours.batch_size]
-    own = [config for config in ranked if config == yours]
-    return list(dict.fromkeys([*rivals[:1], *own, *at_batch[: 2 if at_your_batch else 0]]))
-
-
 # The rounds
 
 
-def alternate(
-    configs: Sequence[TrialConfig],
-    run: Callable[[TrialConfig], Measurement | TrialFailure],
-    clock: Clock,
-    until_s: float,
-    *,
-    needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
-    undecided: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
-    is_rough: Callable[[Sequence[Outcome]], bool],
-    answer_by_s: float,
-    known: Sequence[Outcome] = (),
-    seed: int = 0,
-) -> list[Outcome]:
-    """Measure these in rounds, what matters most first. Who fails is run once more at the end of the round, and is out
-    with a second failure.
+@dataclass(slots=True)
+class Final:
+    """Measure each that `rounds` names, and tell the outcome to `saw`.
 
-    ``needed``: of those that may run, whom the answer is made of. They are run once whatever the time. `MIN_RUNS`
-    rounds may last until ``answer_by_s``, and so may further ones while throughput ``is_rough``; others until
-    ``until_s``. ``is_rough`` looks at the spread alone. To go on while nobody is proven faster would be a further
-    look (simulated: 1.5% of equal pairs are called different; by the spread alone 0.9%). Where a round does not fit,
-    one of the needed alone may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
-    ``undecided``: called at each look, who is run further. ``known``: of before an interruption; each stands in place
-    of its run.
+    Rounds, in each of them what matters most first. Who fails is run once more at the end of the round, and is out with
+    a second failure. Those whom the answer needs are run once whatever the time. `MIN_RUNS` rounds may last until
+    ``answer_by_s``, and so may further ones while throughput is rough; others until ``until_s``. That looks at the
+    spread alone. To go on while nobody is proven faster would be a further look (simulated: 1.5% of equal pairs are
+    called different; by the spread alone 0.9%). Where a round does not fit, one of the needed alone may. Who misses a
+    round is not run any more, so that each n-th figure is of the n-th round.
     """
-    outcomes, order, chance, took_s = list[Outcome](), list(configs), random.Random(seed), dict[TrialConfig, float]()
-    kept = {config: [each for other, each in known if other == config] for config in configs}
-    num_begun = max(_num_measured(known).values(), default=0)
-    for number in range(LOOKS[-1]):
-        if number in LOOKS:
-            going_on = undecided(outcomes)
-            order = [config for config in order if config in going_on]
-        if number > 0:
-            order = order[::-1] if number % 2 else chance.sample(order, len(order))
-        num_ran, out, is_over = _num_measured(outcomes), barred(outcomes), number + 1 < num_begun
-        turn = [config for config in order if num_ran[config] == number and config not in out]
-        first, spared_s = needed(outcomes, turn), max(took_s.values(), default=0.0)  # a rough run may last longer
-        longer_s = max(until_s, answer_by_s - spared_s) if is_rough(outcomes) else until_s
-        end_s = answer_by_s if number < MIN_RUNS else longer_s
+
+    configs: Sequence[TrialConfig]
+    verdict: Verdict
+    """Of all runs until now. One of before an interruption stands in place of a run."""
+    clock: Clock
+    until_s: float
+    answer_by_s: float
+    seed: int = 0
+    _took_s: dict[TrialConfig, float] = field(init=False)
+
+    def saw(self, config: TrialConfig, outcome: Measurement | TrialFailure) -> None:
+        measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
+        ran = Attempt(config=config, measurement=measured, failure=failure)
+        self.verdict = replace(self.verdict, ran=(*self.verdict.ran, ran))
+
+    def rounds(self) -> Iterator[TrialConfig]:
+        """Whom to measure, in balanced order, after a look those alone that are undecided."""
+        self._took_s = {each.config: each.measurement.seconds if each.measurement else 0.0 for each in self.verdict.ran}
+        order, turn, chance = list(self.configs), list(self.configs), random.Random(self.seed)
+        for number in range(LOOKS[-1]):
+            before = replace(self.verdict, num_rounds=number)
+            if number in LOOKS:
+                going_on = before.undecided()
+                order = [config for config in order if config in going_on]
+            if number > 0:
+                order = order[::-1] if number % 2 else chance.sample(order, len(order))
+            spared_s = max(self._took_s.values(), default=0.0)  # a rough run may last longer
+            longer_s = max(self.until_s, self.answer_by_s - spared_s) if before.is_rough else self.until_s
+            end_s = self.answer_by_s if number < MIN_RUNS else longer_s
+            turn = self._fitting(number, [config for config in order if config in turn], before, end_s)
+            yield from self._round(number, turn, end_s)
+
+    def _fitting(self, number: int, order: Sequence[TrialConfig], before: Verdict, end_s: float) -> list[TrialConfig]:
+        """The whole round, or of it those that the answer needs, or nobody. The first is whole, with these ahead."""
+        num_ran = self._num_ran
+        turn = [config for config in order if num_ran[config] >= number and config not in before.barred]
+        if max(num_ran.values(), default=0) > number + 1:
+            return [config for config in turn if num_ran[config] > number]  # it was over before an interruption
+        first = before.needed(turn)
         if number == 0:
-            turn.sort(key=lambda config: config not in first)
-        elif not is_over:  # the whole round, or of it those that the answer needs, or nobody
-            alone, left_s = [config for config in turn if config in first], max(0.0, end_s - clock.now())
-            lasting = ((who, sum(took_s[config] for config in who if not kept[config])) for who in (turn, alone))
-            turn = next((who for who, seconds in lasting if seconds <= left_s), [])
-        if not turn:
-            break
-        again = set[TrialConfig]()
-        while turn:
-            config, begun = turn.pop(0), clock.now()
-            may_skip = config in again if number else config not in needed(outcomes, configs)
-            is_late = may_skip and begun + max(took_s.values(), default=0.0) > end_s
-            if not kept[config] and (is_over or is_late):
+            return sorted(turn, key=lambda config: config not in first)
+        alone, left_s = [config for config in turn if config in first], max(0.0, end_s - self.clock.now())
+        lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in (turn, alone))
+        return next((who for who, seconds in lasting if seconds <= left_s), [])
+
+    def _round(self, number: int, turn: Sequence[TrialConfig], end_s: float) -> Iterator[TrialConfig]:
+        """Those of it that have not run, and once more who failed."""
+        last, num_ran = {each.config: each.failure for each in self.verdict.ran}, self._num_ran
+        waiting = [config for config in turn if num_ran[config] == number]
+        waiting.sort(key=lambda config: last.get(config) is not None)
+        for config in waiting:  # whoever fails is appended
+            begun_s, longest_s = self.clock.now(), max(self._took_s.values(), default=0.0)
+            may_skip = last.get(config) if number else config not in self.verdict.needed(self.configs)
+            if may_skip and begun_s + longest_s > end_s:
                 continue
-            ran = kept[config].pop(0) if kept[config] else run(config)
-            outcomes.append((config, ran))
+            yield config
+            ran = self.verdict.ran[-1]
+            last[config] = ran.failure
             # A segment that was repeated took longer than the next will.
-            took_s[config] = ran.seconds if isinstance(ran, Measurement) else clock.now() - begun
-            if isinstance(ran, TrialFailure) and config not in barred(outcomes):
-                again.add(config)
-                turn.append(config)
-    return outcomes
+            self._took_s[config] = ran.measurement.seconds if ran.measurement else self.clock.now() - begun_s
+            if ran.failure is not None and config not in self.verdict.barred:
+                waiting.append(config)
 
-
-def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
-    """Those that failed too often to be run again."""
-    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
-    return {config for config, _ in failed if is_barred([failure for other, failure in failed if other == config])}
-
-
-def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:
-    return Counter(config for config, each in outcomes if isinstance(each, Measurement))
+    @property
+    def _num_ran(self) -> Counter[TrialConfig]:
+        return Counter(each.config for each in self.verdict.ran if each.measurement)

@@ -8,14 +8,17 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from loadtune.records.answer import finalist_of
+from loadtune.records.answer import MISREAD, QUIETER, compute_fraction, compute_rate, failures_of, is_barred
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.records.result import Finalist, Trial, UnconfirmedReason, Winner
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
+from loadtune.records.result import Attempt, Finalist, Unconfirmed, UnconfirmedReason, Winner
+from loadtune.report.wording import settings_text
 from loadtune.search.search import MIN_RUNS
 from loadtune.search.space import size
 from loadtune.statistics.interval import Interval, around_ratio, spread_between, t
+from loadtune.units import counted, rate_text
 
 LOOKS = (3, 5, 8)
 """Rounds after which the figures are looked at; the last is the end."""
@@ -36,158 +39,219 @@ MARGIN = 0.03
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
 
-Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+ROUGH = 0.15
+"""Half width of a 95% interval, as a share of the throughput, above which the final may last as long as the budget."""
 
 
-def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tuple[Finalist, ...]:
-    """Runs put together by configuration, each mean with its interval; configurations that never ran are left out.
-
-    ``trials``: those of the search. They tell how far runs of one configuration differ, as two rounds of the final
-    alone hardly do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200).
-    """
-    runs: dict[TrialConfig, list[Measurement]] = {}
-    for config, outcome in outcomes:
-        if isinstance(outcome, Measurement):
-            runs.setdefault(config, []).append(outcome)
-    twice = any(len(own) >= MIN_RUNS for own in runs.values())
-    tried = {trial.config: trial.measurement for trial in trials if twice}
-    found = [
-        Finalist(
-            config=config,
-            runs=tuple(own),
-            tried=tried.get(config),
-            failures=tuple(each for other, each in outcomes if other == config and isinstance(each, TrialFailure)),
-        )
-        for config, own in runs.items()
-    ]
-
-    def half_width(each: Finalist) -> float | None:
-        """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
-        among = [replace(each, tried=None)] if len(each.runs) > FEWEST_DEGREES else found
-        return each.mean_among(among).half_width_fraction(len(found))
-
-    return tuple(replace(each, half_width_fraction=half_width(each)) for each in found)
-
-
-def difference(one: Finalist, other: Finalist, finalists: Sequence[Finalist], num_comparisons: int) -> Interval:
-    """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons, as many
-    as one of them was picked from).
-
-    Rounds are blocks: what a round is faster by, all in it share. Only rounds that both ran in count, so that a verdict
-    stays what it was at the look after which one of them was out. Where these leave too few degrees of freedom, the
-    plain spread between runs is used, with those of the search. No interval: nothing ran twice.
-    """
-    scores = [[run.score for run in each.runs] for each in finalists]
-    logs = [math.log(a.score / b.score) for a, b in zip(one.runs, other.runs, strict=False)]
-    most, ratio = max(map(len, scores)), math.exp(statistics.fmean(logs))
-    num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
-    spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)
-    if spread is None or spread.degrees_of_freedom < FEWEST_DEGREES:
-        tried = [[each.tried.score] if each.tried else [] for each in finalists]
-        spread = spread_between([[*own[:num_rounds], *seen] for own, seen in zip(scores, tried, strict=True)])
-    if spread is None:
-        return Interval(value=ratio)
-    num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
-    sd = spread.sd * math.sqrt(2 / len(logs))
-    return around_ratio(ratio, t(spread.degrees_of_freedom, ERROR / num_looks, num_comparisons) * sd)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the figures of a final say. `batch_size` leaves only its own to choose from; None: any."""
+    """What the runs of a final say. There are two answers where the user gave a batch size: at any, and at that."""
 
-    finalists: tuple[Finalist, ...]
-    yours: TrialConfig | None
+    ran: Sequence[Attempt]
+    yours: TrialConfig | None = None
     """The baseline, the user's settings. None: there is none."""
+    batch_size: int | None = None
+    """That the user gave. None: none."""
     keeps_precision: bool = False
     """Whether the user named a precision. Another one then has to be proven faster than the best with theirs."""
+    trials: Sequence[Attempt] = ()
+    """Those of the search. They tell how far runs of one configuration differ, as two rounds of the final alone hardly
+    do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200)."""
+    points: Sequence[ComputePoint] = ()
+    """Compute-only rates that are to be reached by no finalist."""
+    num_rounds: int = LOOKS[-1]
+    """Those that count, from the first on."""
 
-    def winner(self, batch_size: int | None = None) -> Winner | None:
-        """The smallest of those within 2% of the best that is proven better than the baseline.
+    @cached_property
+    def finalists(self) -> tuple[Finalist, ...]:
+        """Runs put together by configuration, each mean with its interval and with what rules it out, if anything does;
+        configurations that never ran are left out."""
+        runs = dict[TrialConfig, tuple[Measurement, ...]]()
+        for each in self.ran:
+            own = runs.get(each.config, ())
+            if each.measurement is not None and len(own) < self.num_rounds:
+                runs[each.config] = (*own, each.measurement)
+        twice = any(len(own) >= MIN_RUNS for own in runs.values())
+        tried = {trial.config: trial.measurement for trial in self.trials if twice}
+        found = [
+            Finalist(
+                config=config,
+                runs=own,
+                tried=tried.get(config),
+                failures=tuple(failure for other, failure in failures_of(self.ran) if other == config),
+            )
+            for config, own in runs.items()
+        ]
+
+        def judged(each: Finalist) -> Finalist:
+            # From its own spread where it ran often enough to have one; configurations differ in how steady they are.
+            among = [replace(each, tried=None)] if len(each.runs) > FEWEST_DEGREES else found
+            known = replace(each, half_width_fraction=each.mean_among(among).half_width_fraction(len(found)))
+            return replace(known, unconfirmed=self._ruled_out_by(known))
+
+        return tuple(map(judged, found))
+
+    def _ruled_out_by(self, finalist: Finalist) -> Unconfirmed | None:
+        """Why it is never the answer. None: nothing rules it out."""
+        failed = failures_of((*self.trials, *self.ran))
+        precisions = ("fp32", finalist.config.precision)  # what is not finite in fp32 is so in any
+        bad = [each for each in failed if each[1].kind == "non_finite_loss" and each[0].precision in precisions]
+        if bad:
+            return Unconfirmed(reason="non_finite_loss", explanation=non_finite_text(*bad[0]))
+        own = [failure for config, failure in failed if config == finalist.config]
+        if is_barred(own):
+            cause = "Remove the cause and run again: training for hours would meet it too."
+            return Unconfirmed(reason="failed", explanation=f"{failures_text(len(finalist.runs), own)}. {cause}")
+        rate, point = finalist.throughput, compute_rate(self.points, finalist.config)
+        # By more than the interval of the one and the fastest window of the other explain.
+        if point is not None and (rate.value if rate.low is None else rate.low) > MISREAD * point.quickest_per_s:
+            return Unconfirmed(
+                reason="above_compute_only",
+                explanation=(
+                    f"it reads {rate_text(rate.value)}, more than its compute-only rate of "
+                    f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
+                    f"faster. {QUIETER}"
+                ),
+            )
+        return None
+
+    def ratio(self, one: Finalist, other: Finalist, num_comparisons: int | None = None) -> Interval:
+        """Of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons, as many as
+        one of them was picked from; None: as there are rivals of the baseline, also those that ran once).
+
+        Rounds are blocks: what a round is faster by, all in it share. Only rounds that both ran in count, so that a
+        verdict stays what it was at the look after which one of them was out. Where these leave too few degrees of
+        freedom, the plain spread between runs is used, with those of the search. No interval: nothing ran twice.
+        """
+        if one is other:
+            return Interval(value=1.0, low=1.0, high=1.0)
+        if num_comparisons is None:
+            num_comparisons = sum(f.config != self.yours for f in self._able())
+        scores = [[run.score for run in each.runs] for each in self.finalists]
+        logs = [math.log(a.score / b.score) for a, b in zip(one.runs, other.runs, strict=False)]
+        most, ratio = max(map(len, scores)), math.exp(statistics.fmean(logs))
+        num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
+        spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)
+        if spread is None or spread.degrees_of_freedom < FEWEST_DEGREES:
+            tried = [[each.tried.score] if each.tried else [] for each in self.finalists]
+            spread = spread_between([[*own[:num_rounds], *seen] for own, seen in zip(scores, tried, strict=True)])
+        if spread is None:
+            return Interval(value=ratio)
+        num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
+        sd = spread.sd * math.sqrt(2 / len(logs))
+        return around_ratio(ratio, t(spread.degrees_of_freedom, ERROR / num_looks, num_comparisons) * sd)
+
+    def best(self, batch_size: int | None = None) -> Finalist | None:
+        """The smallest of those within 2% of the best that is proven better than the baseline. ``batch_size`` leaves
+        only its own to choose from; None: any.
 
         Where nothing is, the baseline itself: a rival has to gain for sure, the user's settings do not. The best of all
-        where the baseline has no rate, or does not train. None: nothing ran, or something rules out all that did
-        (`ruled_out`). A configuration that was run once wins only where no rival of the baseline ran twice. What is
-        proven at a batch size is proven among all. Changes of the code are judged apart.
+        where the baseline has no rate, or does not train. None: nothing ran, or something rules out all that did. A
+        configuration that was run once wins only where no rival of the baseline ran twice. What is proven at a batch
+        size is proven among all. Changes of the code are judged apart.
         """
-        able = self._able()
-        eligible = [f for f in able if batch_size in (None, f.config.batch_size)]
-        num_rivals = sum(f.config != self.yours for f in able)  # who was run once was there to pick from as well
+        eligible, own = _at(batch_size, self._able()), self._own
         if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != self.yours):
             eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
-        own = self._own("above_compute_only", "failed")  # one that crashed now and then trained at its rate, too
-        if own is not None and own == self._own("above_compute_only") and batch_size in (None, own.config.batch_size):
-            eligible = [f for f in eligible if (self._ratio(f, own, num_rivals).low or 0.0) > 1.0] or [own]
+        if own is not None and own in _at(batch_size, self._able("above_compute_only")):
+            eligible = [f for f in eligible if (self.ratio(f, own).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
         best = _smallest(eligible)
         same = [f for f in eligible if self.yours is not None and f.config.precision == self.yours.precision]
-        if self.keeps_precision and same and best not in same:
-            kept = _smallest(same)
-            best = best if self._ratio(best, kept, num_rivals).holds(1.0) is False else kept
-        all_rivals = self._able("above_compute_only")  # one of whose two rates is wrong, and it may not be this one
-        rivals = [f for f in all_rivals if best is own is not f and batch_size in (None, f.config.batch_size)]
-        gains = [self._ratio(f, best, num_rivals) for f in rivals]
+        if not self.keeps_precision or not same or best in same:
+            return best
+        kept = _smallest(same)
+        return best if self.ratio(best, kept).holds(1.0) is False else kept
+
+    def winner(self, batch_size: int | None = None) -> Winner | None:
+        """The best, beside the baseline, and where that is the best beside its rivals."""
+        best, own = self.best(batch_size), self._own
+        if best is None:
+            return None
+        rivals = _at(batch_size, self._able("above_compute_only"))  # of two rates one is wrong, and it may be the other
+        gains = [self.ratio(f, best) for f in rivals if best is own is not f]
         return Winner(
             config=best.config,
             samples_per_s=best.samples_per_s,
             half_width_fraction=best.half_width_fraction,
-            speedup=None if own is None else self._ratio(best, own, num_rivals),
+            speedup=None if own is None else self.ratio(best, own),
             rival_gain=max(gains, key=lambda gain: gain.high or math.inf, default=None),
+            compute_fraction=compute_fraction(self.points, best.config, best.samples_per_s),
         )
 
-    def undecided(self, batch_size: int | None = None) -> tuple[TrialConfig, ...]:
-        """Who has to be run again: the winner, and all whose ratio to it may be 1.
+    def undecided(self) -> set[TrialConfig]:
+        """Who has to be run again for the answers. And the winner and the contestant with changes of the code, while it
+        is not known whether these gain."""
+        found, best = self.undecided_at(None) | self.undecided_at(self.batch_size), self.best(None)
+        changed = next((f for f in self.finalists if f.config.remedies and not f.unconfirmed), None)
+        if best is None or changed is None or _is_told(self.ratio(changed, best, 1)):
+            return found
+        return found | {best.config, changed.config}
+
+    def undecided_at(self, batch_size: int | None) -> set[TrialConfig]:
+        """The winner, and all whose ratio to it may be 1.
 
         Nobody, if the winner's throughput is known to within `PRECISE`, and whether it differs from the baseline's:
         the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best
         rival takes the baseline's place. A baseline that failed twice is not waited for.
         """
-        best = finalist_of(self.finalists, self.winner(batch_size))
+        best = self.best(batch_size)
         if best is None:
-            return ()
-        able, own = [f for f in self._able() if f.config != self.yours], self._own()
-        rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score)
-        others = [f for f in (*rivals, own) if f is not None and f is not best]
-        ratios = {f.config: self._ratio(best, f, len(able)) for f in others}
-        against = own if best.config != self.yours else next(iter(rivals), None)
+            return set()
+        able = sorted(self._able(), key=lambda f: -f.score)
+        own = [f for f in able if f.config == self.yours]
+        rivals = _at(batch_size, [f for f in able if f not in own])
+        ratios = {f.config: self.ratio(best, f) for f in (*rivals, *own) if f is not best}
+        against = rivals[:1] if best in own else own
         half = best.half_width_fraction
-        if (against is None or _is_told(ratios[against.config])) and half is not None and half <= PRECISE:
-            return ()
-        return (best.config, *(config for config, ratio in ratios.items() if ratio.holds(1.0) is not False))
+        if half is not None and half <= PRECISE and all(_is_told(ratios[f.config]) for f in against):
+            return set()
+        return {best.config, *(config for config, ratio in ratios.items() if ratio.holds(1.0) is not False)}
 
-    def undecided_change(self) -> tuple[TrialConfig, ...]:
-        """The winner and the contestant with changes of the code, while it is not known whether these gain."""
-        best = finalist_of(self.finalists, self.winner())
-        changed = next((f for f in self.finalists if f.config.remedies and not f.unconfirmed), None)
-        if best is None or changed is None or _is_told(self._ratio(changed, best, 1)):
-            return ()
-        return (best.config, changed.config)
-
-    def is_confirmed(self, batch_size: int | None = None) -> bool:
-        """Whether a final that was ended in its midst has an answer: the winner, the baseline and another configuration
-        were run twice each."""
-        best = finalist_of(self.finalists, self.winner(batch_size))
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a final that was ended in its midst has its answers: each winner, the baseline and another
+        configuration were run twice each."""
         twice = [f for f in self.finalists if len(f.runs) >= MIN_RUNS]
         rivals = [f for f in twice if f.config != self.yours and not f.config.remedies]
-        return (
-            best in twice
-            and all(f in twice for f in self.finalists if f.config == self.yours)
-            and any(batch_size in (None, f.config.batch_size) for f in rivals)
-        )
+        is_known = all(f in twice for f in self.finalists if f.config == self.yours)
+        return is_known and all(self.best(size) in twice and _at(size, rivals) for size in (None, self.batch_size))
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the throughput of whoever ran most often is hardly known."""
+        ran = max(self.finalists, key=lambda each: len(each.runs), default=None)
+        return ran is not None and (ran.half_width_fraction or 1.0) > ROUGH
+
+    @cached_property
+    def barred(self) -> set[TrialConfig]:
+        """Those that failed too often to be run again."""
+        failed = failures_of(self.ran)
+        return {config for config, _ in failed if is_barred([each for other, each in failed if other == config])}
+
+    def needed(self, among: Sequence[TrialConfig]) -> list[TrialConfig]:
+        """What the answer is made of: the best rival so far, the baseline, the two best rivals at its batch size."""
+        scores = {each.config: each.score for each in self.finalists}
+        ranked = sorted((c for c in among if c not in self.barred), key=lambda config: -scores.get(config, 0.0))
+        rivals = [config for config in ranked if config != self.yours and not config.remedies]
+        at_batch = [config for config in rivals if self.yours and config.batch_size == self.batch_size]
+        return [*rivals[:1], *at_batch[:2], *(config for config in ranked if config == self.yours)]
+
+    @property
+    def _own(self) -> Finalist | None:
+        """The baseline: one that crashed now and then trained at its rate, too."""
+        able = self._able("above_compute_only", "failed")
+        return next((f for f in able if f.config == self.yours), None)
 
     def _able(self, *doubts: UnconfirmedReason) -> list[Finalist]:
         """Without changes of the code, and unless something else than these rules them out."""
         able = [f for f in self.finalists if not f.unconfirmed or f.unconfirmed.reason in doubts]
         return [f for f in able if not f.config.remedies]
 
-    def _own(self, *doubts: UnconfirmedReason) -> Finalist | None:
-        return next((f for f in self._able(*doubts) if f.config == self.yours), None)
 
-    def _ratio(self, one: Finalist, other: Finalist, num_comparisons: int) -> Interval:
-        if one is other:
-            return Interval(value=1.0, low=1.0, high=1.0)
-        return difference(one, other, self.finalists, num_comparisons)
+def _at(batch_size: int | None, among: Sequence[Finalist]) -> list[Finalist]:
+    return [f for f in among if batch_size in (None, f.config.batch_size)]
 
 
 def _smallest(among: Sequence[Finalist]) -> Finalist:
@@ -200,3 +264,23 @@ def _is_told(ratio: Interval) -> bool:
     """Whether the two differ, or are equal to within `MARGIN`."""
     low, high = ratio.low or 0.0, ratio.high or math.inf
     return ratio.holds(1.0) is False or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)
+
+
+def non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
+    what = f"ith {settings_text(config)} {failure.message.rstrip('.')}."
+    if config.precision == "fp32":
+        return (
+            f"W{what} No precision has a wider range than fp32, so the dataset, the model or the loss gives values "
+            "that are not finite. Check that every sample is finite, and that model and loss give finite values for it."
+        )
+    return (
+        f"{config.precision} is not recommended: w{what} Leave {config.precision} out with --precision, or change the "
+        "model so that it trains in it."
+    )
+
+
+def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
+    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
+    first = failures[0]
+    num_runs = counted(num_measured + len(failures), "run")
+    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"

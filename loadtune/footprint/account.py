@@ -8,6 +8,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -76,19 +77,17 @@ def _blocks(
     """All of them, each with what it was claimed for. ``ops``: events before each operation began, and ended."""
     alive = {address: _Block(count, born=-1) for address, count in standing.items()}
     blocks = list(alive.values())
-    claimed: dict[int, list[Claim]] = {}
-    for claim in claims:
-        claimed.setdefault(claim.position, []).append(claim)
-    for at in range(len(events) + 1):
-        for claim in claimed.get(at, ()):
-            block = alive.get(claim.address)
-            if block and _STRENGTH.get(claim.kind, _STRONGEST) > _STRENGTH.get(block.kind, _STRONGEST):
-                block.kind = claim.kind
-        if at < len(events) and (count := events[at].num_bytes):
-            alive[events[at].address] = _Block(count, born=at)
-            blocks.append(alive[events[at].address])
-        elif at < len(events) and events[at].address in alive:
-            alive.pop(events[at].address).gone = at
+    happened: list[tuple[float, Event | Claim]] = [(at + 0.5, event) for at, event in enumerate(events)]
+    for when, each in sorted([*happened, *((claim.position, claim) for claim in claims)], key=itemgetter(0)):
+        if isinstance(each, Claim):
+            block = alive.get(each.address)
+            if block and _STRENGTH.get(each.kind, _STRONGEST) > _STRENGTH.get(block.kind, _STRONGEST):
+                block.kind = each.kind
+        elif each.num_bytes:
+            alive[each.address] = _Block(each.num_bytes, born=int(when))
+            blocks.append(alive[each.address])
+        elif each.address in alive:
+            alive.pop(each.address).gone = int(when)
     begins = [begin for begin, _ in ops]
     for block in blocks:  # nobody's block that came and went within one operation
         if block.kind is None and block.gone is not None:
@@ -180,7 +179,6 @@ class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         return returned
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It is kept for the backward pass."""
         self.claim((tensor,), "activations_bytes")
         return tensor
 

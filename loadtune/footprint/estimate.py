@@ -8,11 +8,12 @@ CPU's way; `CudaWays` puts them right.
 
 import logging
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.nn import functional, init
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from loadtune.errors import WorkloadError
 from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
@@ -57,11 +59,6 @@ class StepPlan:
     """Where a batch keeps its samples."""
     precision: Precision
 
-    def batch(self, batch_size: int) -> Batch:
-        """The example's samples again and again; fake ones under `fake`."""
-        num = self.places.num_samples(self.example)
-        return self.places.take(self.example, [at % num for at in range(batch_size)])
-
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: LiveObjects | None = None) -> StepPlan:
     """The workload's step. Raises WorkloadError as a run of it would."""
@@ -87,16 +84,11 @@ class _OneFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # PyTorch'
 @contextmanager
 def _making(fake: FakeTensorMode) -> Iterator[None]:
     """Within it modules are made of fake tensors, whose initial values are left out: some ask for a value they drew."""
-    found = {name: made for name, made in vars(init).items() if name[0] != "_" and name[-1] == "_" and callable(made)}
-    try:
-        for name in found:
-            setattr(init, name, lambda tensor, *args, **kwargs: tensor)
-        with warnings.catch_warnings(), fake:
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch's own copying
-            yield
-    finally:
-        for name, made in found.items():
-            setattr(init, name, made)
+    found = [name for name, made in vars(init).items() if name[0] != "_" and name[-1] == "_" and callable(made)]
+    left_out: dict[str, Any] = dict.fromkeys(found, lambda tensor, *args, **kwargs: tensor)
+    with warnings.catch_warnings(), patch.multiple(init, **left_out), fake:
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch's own copying
+        yield
 
 
 def estimate_step(plan: StepPlan, batch_size: int) -> tuple[StepAccount, tuple[LayerFootprint, ...]]:
@@ -164,9 +156,9 @@ def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
 
 def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[LayerFootprint, ...]]:
     """Two training steps: the first makes the optimizer's state, the second counts."""
-    model, books = plan.workload.model.train(), StorageBooks()
+    model, books, dtype = plan.workload.model.train(), StorageBooks(), AUTOCAST_DTYPES[plan.precision]
     with plan.fake, CudaWays():
-        batch = plan.batch(batch_size)
+        batch = plan.places.repeated(plan.example, batch_size)
         optimizer = make_optimizer(plan.workload.optimizer, model, fused=False)
         for group in optimizer.param_groups:  # PyTorch's default on CUDA: all parameters in one call, not one by one
             if group.get("foreach", False) is None and not group.get("fused"):
@@ -176,27 +168,19 @@ def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[Layer
             standing = books.begin_anew()
             watch = StepWatch(books)
             watch.claim_owned(model, _state(optimizer, books), batch)
+            layers = _LayerWatch(watch, model, (*model.parameters(), *model.buffers(), *tensors_of(batch)))
             with watch:
-                layers = _step(plan, watch, optimizer, batch)
+                with (
+                    register_module_forward_pre_hook(layers.enter),
+                    register_module_forward_hook(layers.leave),
+                    torch.autograd.graph.saved_tensors_hooks(layers.keep, lambda packed: packed),
+                    torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+                ):
+                    loss = plan.workload.compute_loss(model, batch)
+                torch.autograd.backward(loss)
+                optimizer.step()
             watch.claim_owned(model, _state(optimizer, books), batch)
-    return watch.lines(standing, books.events), layers
-
-
-def _step(
-    plan: StepPlan, watch: StepWatch, optimizer: torch.optim.Optimizer, batch: Batch
-) -> tuple[LayerFootprint, ...]:
-    model, dtype = plan.workload.model, AUTOCAST_DTYPES[plan.precision]
-    layers = _LayerWatch(watch, model, (*model.parameters(), *model.buffers(), *tensors_of(batch)))
-    with (
-        register_module_forward_pre_hook(layers.enter),
-        register_module_forward_hook(layers.leave),
-        torch.autograd.graph.saved_tensors_hooks(layers.keep, lambda packed: packed),
-        torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
-    ):
-        loss = plan.workload.compute_loss(model, batch)
-    torch.autograd.backward(loss)
-    optimizer.step()
-    return layers.rows()
+    return watch.lines(standing, books.events), layers.rows()
 
 
 def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:
@@ -215,8 +199,7 @@ class _LayerWatch:
         """``others``: tensors that are no activations, whoever saves them."""
         self._watch = watch
         self._names = {module: name for name, module in model.named_modules()}
-        storages = (tensor.untyped_storage() for tensor in others)
-        self._saved = {storage._cdata: weakref.ref(storage) for storage in storages}
+        self._saved = WeakSet(tensor.untyped_storage() for tensor in others)
         self._counted: set[nn.Parameter] = set()
         self._loss = LayerFootprint(name="(loss)", kind="", num_parameters=0)
         self._calls: list[tuple[LayerFootprint, bool]] = []
@@ -241,9 +224,8 @@ class _LayerWatch:
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Autograd saves it."""
         storage = tensor.untyped_storage()
-        saved = self._saved.get(storage._cdata)
-        if saved is None or saved() is None:  # a freed storage's address may be another's by now
-            self._saved[storage._cdata] = weakref.ref(storage)
+        if storage not in self._saved:
+            self._saved.add(storage)
             self._stack[-1].kept_bytes += block_bytes(storage.nbytes())
         return self._watch.keep(tensor)
 
@@ -279,10 +261,7 @@ class CudaWays(TorchFunctionMode):
         if func is functional.dropout and not kwargs.get("inplace", False):
             return _dropout(*args, **kwargs)
         if func in _IN_FP32 and torch.is_autocast_enabled("cpu"):
-            args = tuple(
-                argument.float() if isinstance(argument, torch.Tensor) and argument.dtype in _HALVES else argument
-                for argument in args
-            )
+            args = tree_map_only(torch.Tensor, lambda each: each.float() if each.dtype in _HALVES else each, args)
         return func(*args, **kwargs)
 
 

@@ -11,15 +11,16 @@ import gc
 import linecache
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from loadtune.records.footprint import block_bytes
+from loadtune.workload.batches import leaf_tensors
 
 TensorKind = Literal["Tensor", "Parameter", "gradient", "optimizer state"]
 
@@ -106,27 +107,11 @@ class MemoryTrace:
         return max(lines, key=lambda line: line.use.peak_bytes, default=None)
 
 
-class Reading(NamedTuple):
-    in_use_bytes: int
-    peak_bytes: int
-    """Highest in use since `restart_peak`."""
-
-
-class CpuMeter:
-    """Adds up the storages of live tensors."""
-
-    def __init__(self) -> None:
-        self._in_use = self._peak = 0
-
-    def grow(self, num_bytes: int) -> None:
-        self._in_use += num_bytes
-        self._peak = max(self._peak, self._in_use)
-
-    def read(self) -> Reading:
-        return Reading(self._in_use, self._peak)
-
-    def restart_peak(self) -> None:
-        self._peak = self._in_use
+@dataclass(slots=True)
+class Reading:
+    in_use_bytes: int = 0
+    peak_bytes: int = 0
+    """Highest in use since it was started anew."""
 
 
 class CudaMeter:
@@ -159,8 +144,7 @@ class Ledger:
     """What is in use, and the line it is put down to."""
 
     def __init__(self, cuda: CudaMeter) -> None:
-        self._cpu = CpuMeter()
-        self._meters: dict[str, CpuMeter | CudaMeter] = {"cpu": self._cpu, "cuda": cuda}
+        self._cpu, self._cuda = Reading(), cuda
         self._in_use = Counter[str]()
         """By device, when it was last read."""
         self.lines: dict[tuple[object, ...], TracedLine] = {}
@@ -181,13 +165,13 @@ class Ledger:
     def resume(self, line: TracedLine) -> None:
         """From here on everything is this line's, until the next one begins: that of a function it calls, say."""
         self.current = line
-        for meter in self._meters.values():
-            meter.restart_peak()
+        self._cpu.peak_bytes = self._cpu.in_use_bytes
+        self._cuda.restart_peak()
 
     def pause(self) -> None:
         """Take down what the devices did since `resume`."""
-        for name, meter in self._meters.items():
-            if (reading := meter.read()) is not None:
+        for name, reading in (("cpu", self._cpu), ("cuda", self._cuda.read())):
+            if reading is not None:
                 use: LineUse = getattr(self.current, name) or LineUse()
                 use.change_bytes += reading.in_use_bytes - self._in_use[name]
                 use.peak_bytes = max(use.peak_bytes, reading.peak_bytes)
@@ -237,7 +221,8 @@ class Ledger:
 
     def grow(self, tensor: TracedTensor, num_bytes: int) -> None:
         if tensor.device == "cpu":
-            self._cpu.grow(num_bytes)
+            self._cpu.in_use_bytes += num_bytes
+            self._cpu.peak_bytes = max(self._cpu.peak_bytes, self._cpu.in_use_bytes)
 
 
 _LIFT = torch.ops.aten.lift_fresh.default
@@ -257,10 +242,10 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not _LIFT:
-            for tensor in _tensors((*args, *kwargs.values())):
+            for tensor in leaf_tensors((args, kwargs)):
                 self._meet(tensor)
         result = func(*args, **kwargs)
-        for tensor in _tensors((result,)):
+        for tensor in leaf_tensors(result):
             self._see(tensor)
         self._in_backward = self._in_backward or torch._C._current_graph_task_id() != -1
         return result
@@ -286,10 +271,9 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 seen.shape = tuple(leaf.grad.shape)  # was (1, n) before a bias's sum was viewed
 
     def name_state(self, optimizer: torch.optim.Optimizer) -> None:
-        for state in optimizer.state.values():
-            for tensor in _tensors(state.values()) if isinstance(state, dict) else ():
-                if (seen := self._see(tensor)) is not None:
-                    seen.kind = "optimizer state"
+        for tensor in leaf_tensors(list(optimizer.state.values())):
+            if (seen := self._see(tensor)) is not None:
+                seen.kind = "optimizer state"
 
     def forget(self) -> None:
         self._known.clear()
@@ -330,11 +314,3 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, key: int) -> None:
         if known := self._known.pop(key, None):
             self._ledger.died(known[0])
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)

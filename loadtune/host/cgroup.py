@@ -37,8 +37,10 @@ def read_group_folders(controller: str, system: Path = Path("/")) -> tuple[Path,
 
     ``controller``: ``cpu`` or ``memory`` of v1, `UNIFIED` for v2. Empty where nobody mounted it.
     """
-    path = _membership(controller, read_text(system / "proc/self/cgroup"))
-    mount = _mount(controller, read_text(system / "proc/self/mountinfo"))
+    # Lines such as ``4:cpu,cpuacct:/job``.
+    lines = (line.split(":", 2) for line in read_text(system / "proc/self/cgroup").splitlines())
+    groups = (PurePosixPath(line[2]) for line in lines if len(line) == 3 and controller in line[1].split(","))
+    path, mount = next(groups, None), _mount(controller, read_text(system / "proc/self/mountinfo"))
     if path is None or mount is None:
         return ()
     root, point = mount
@@ -47,16 +49,6 @@ def read_group_folders(controller: str, system: Path = Path("/")) -> tuple[Path,
     own = point / path.relative_to(root) if visible else point
     folders = (own, *(parent for parent in own.parents if parent.is_relative_to(point)))
     return tuple(system / folder.relative_to("/") for folder in folders)
-
-
-def _membership(controller: str, cgroup: str) -> PurePosixPath | None:
-    """The group this process is in, by lines such as ``4:cpu,cpuacct:/job``."""
-    for line in cgroup.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon and controller in controllers.split(","):
-            return PurePosixPath(path)
-    return None
 
 
 def _mount(controller: str, mountinfo: str) -> tuple[PurePosixPath, PurePosixPath] | None:
@@ -74,13 +66,13 @@ def _mount(controller: str, mountinfo: str) -> tuple[PurePosixPath, PurePosixPat
 
 def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:
     """The tightest quota from this process's groups up. None: none is set."""
-    v2 = ((folder, read_text(folder / "cpu.max")) for folder in read_group_folders(UNIFIED, system))
-    v1 = (
-        (folder, f"{read_text(folder / 'cpu.cfs_quota_us')} {read_text(folder / 'cpu.cfs_period_us')}")
-        for folder in read_group_folders("cpu", system)
-    )
-    found = ((folder, parse_quota(text)) for folder, text in (*v2, *v1))
-    quotas = (CpuQuota(cores, folder) for folder, cores in found if cores is not None)
+    files = ((UNIFIED, ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")))
+    quotas = [
+        CpuQuota(cores, folder)
+        for controller, names in files
+        for folder in read_group_folders(controller, system)
+        if (cores := parse_quota(" ".join(read_text(folder / name) for name in names))) is not None
+    ]
     return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
@@ -130,3 +122,12 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def field_bytes(file: Path, name: str) -> int | None:
+    """Of a line such as ``RssAnon:  144 kB`` in that file. None: there is none."""
+    for line in read_text(file).splitlines():
+        field, _, rest = line.partition(":")
+        if field == name:
+            return int(rest.split()[0]) * 1024
+    return None

@@ -38,7 +38,7 @@ def read_cpu_name(system: Path = Path("/")) -> str | None:
 def cpu_use(system: Path = Path("/")) -> Probe:
     """CPU time of the usable cores, by the counter that fits this machine, and this process's own part in it."""
     quota, cores = read_cpu_quota(system), read_affinity()
-    busy_s, num_cores = partial(cores_used_s, cores), float(read_num_usable_cores(system))
+    busy_s, num_cores = partial(cores_used_s, cores, system), float(read_num_usable_cores(system))
     if quota is not None:
         # v1: mounted apart from cpu, the account is in the group of the same name.
         apart = [each for each in read_group_folders("cpuacct", system) if each.name == quota.folder.name]
@@ -56,18 +56,13 @@ def cpu_use(system: Path = Path("/")) -> Probe:
     return Probe(figures, look)
 
 
-def cores_used_s(cores: tuple[int, ...]) -> float:
+def cores_used_s(cores: tuple[int, ...], system: Path = Path("/")) -> float:
     """Busy seconds of these cores, whoever uses them."""
-    import psutil
-
-    if len(cores) >= (psutil.cpu_count() or 1):  # one line to parse instead of one a core
-        each = [psutil.cpu_times()]
-    else:
-        every = psutil.cpu_times(percpu=True)
-        each = [every[core] for core in cores if core < len(every)]
+    lines = [line.split() for line in read_text(system / "proc/stat").splitlines() if line.startswith("cpu")]
     # All but idling and waiting for I/O. guest is left out: the kernel counts it under user already.
-    kinds = ("user", "nice", "system", "irq", "softirq", "steal")
-    return sum(float(getattr(times, kind, 0.0)) for times in each for kind in kinds)
+    ticks = {name: sum(map(int, (*each[:3], *each[5:8]))) for name, *each in lines}
+    own = [ticks[f"cpu{core}"] for core in cores if f"cpu{core}" in ticks]
+    return sum(own or [ticks["cpu"]]) / os.sysconf("SC_CLK_TCK")  # a container may number its cores anew
 
 
 def _group_used_s(folder: Path) -> float:

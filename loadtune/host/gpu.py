@@ -33,9 +33,8 @@ _MEMORY_V2 = 0x02000028
 
 def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     """The GPUs this process may use, in CUDA's order; empty where there are none, or no driver answers."""
-    handles = [
-        nvml.value("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.value("nvmlDeviceGetCount") or 0)
-    ]
+    num = nvml.value("nvmlDeviceGetCount") or 0
+    handles = [nvml.value("nvmlDeviceGetHandleByIndex", index) for index in range(num)]
     # One that does not say its name keeps its place, or the indices after it would name the wrong GPUs.
     installed = [(handle and nvml.value("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
     visible = visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), installed)
@@ -112,12 +111,11 @@ def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, 
 
 
 def _resolve(entry: str, installed: Sequence[str]) -> str | None:
-    if entry.startswith("MIG-"):
-        return entry
+    named: Sequence[str] = [entry] if entry.startswith("MIG-") else []
     if re.fullmatch(r"\+?\d+", entry):
-        index = int(entry)
-        return installed[index] if index < len(installed) else None
-    named = matching(entry, installed) if entry.startswith("GPU-") else []
+        named = installed[int(entry) :][:1]
+    elif entry.startswith("GPU-"):
+        named = matching(entry, installed)
     return named[0] if len(named) == 1 else None
 
 

@@ -1,6 +1,6 @@
 """RAM and /dev/shm: what is there, what a limit leaves of it, what is free now, how often the kernel killed for it.
 
-In: psutil's view of the machine, the cgroup limits and counters. Out: plain numbers.
+In: /proc, the cgroup limits and counters. Out: plain numbers.
 Nothing is kept between two reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
 """
 
@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtune.host.cgroup import UNIFIED, parse_counters, read_group_folders, read_memory_limits, read_text
+from loadtune.host.cgroup import UNIFIED, field_bytes, parse_counters, read_group_folders, read_memory_limits, read_text
 
 SHM_ADVICE = (
     "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
@@ -28,13 +28,12 @@ class Ram(NamedTuple):
 def read_ram(system: Path = Path("/")) -> Ram:
     """Physical memory, bounded by every cgroup limit in force. Each limit binds with what its own group holds: a
     parent's neighbours can leave less than our own limit does."""
-    import psutil
-
-    machine, limits = psutil.virtual_memory(), read_memory_limits(system)
+    machine, limits = system / "proc/meminfo", read_memory_limits(system)
+    total, available = (field_bytes(machine, name) or 0 for name in ("MemTotal", "MemAvailable"))
     return Ram(
-        total_bytes=machine.total,
-        limit_bytes=min([machine.total, *(limit.limit_bytes for limit in limits)]),
-        available_bytes=min([machine.available, *(limit.available_bytes for limit in limits)]),
+        total_bytes=total,
+        limit_bytes=min([total, *(limit.limit_bytes for limit in limits)]),
+        available_bytes=min([available, *(limit.available_bytes for limit in limits)]),
     )
 
 

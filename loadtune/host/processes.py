@@ -5,12 +5,11 @@ request runs, the guard says when to end a training process that takes all RAM. 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from loadtune.host.cgroup import read_text
+from loadtune.host.cgroup import field_bytes
 from loadtune.host.memory import Ram, read_ram
 from loadtune.host.sensing import Count, Look
 
@@ -188,13 +187,14 @@ def proportional_bytes(pid: int) -> int | None:
     return anonymous_bytes(pid) if own is None else own
 
 
-def field_bytes(file: Path, name: str) -> int | None:
-    """Of a line such as ``RssAnon:  144 kB`` in that file. None: there is none."""
-    for line in read_text(file).splitlines():
-        field, _, rest = line.partition(":")
-        if field == name:
-            return int(rest.split()[0]) * 1024
-    return None
+def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
+    """Seconds in which the main threads of these processes, or threads of this one as ``self/task/ID``, ran; and were
+    ready to run and got no core. 0 where nothing tells."""
+    try:
+        read = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
+        return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0.0
 
 
 def tree_bytes(pid: int, of: Callable[[int], int | None]) -> int:
@@ -213,16 +213,6 @@ _OURS = 0.5
 """Share of what became unavailable since the start that they hold: with less, somebody else takes the RAM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RamShort:
-    """RAM is nearly full."""
-
-    grown_bytes: int
-    """What the processes took since the start."""
-    available_bytes: int
-    limit_bytes: int
-
-
 class RamGuard:
     """One request's. It begins when this is made."""
 
@@ -238,8 +228,11 @@ class RamGuard:
         self._available = ram().available_bytes
         self._due_s = 0.0
 
-    def look(self) -> RamShort | None:
-        """None: there is RAM enough, or somebody else takes it."""
+    def look(self) -> tuple[int, Ram] | None:
+        """Bytes that the processes took since the start, and RAM that is nearly full.
+
+        None: there is RAM enough, or somebody else takes it.
+        """
         now = self._now()
         if now < self._due_s:
             return None
@@ -251,4 +244,4 @@ class RamGuard:
         if grown < _OURS * (self._available - ram.available_bytes):
             self._due_s = now + 10 * _EVERY_S  # to ask that of every process is dear
             return None
-        return RamShort(grown_bytes=grown, available_bytes=ram.available_bytes, limit_bytes=ram.limit_bytes)
+        return grown, ram

@@ -1,7 +1,7 @@
 """Tuning the workers of DataLoaders inside a running training: `loadtune exec`, `loadtune.DataLoader`.
 
-`hook` puts an iterator of ours (`iterator`) in the place of torch's. A `tuner` for each loader reads the times of its
-steps (`measure`), asks `limits` how many workers may be, and switches. `gates` says which loaders are left alone.
-`account` keeps what was found, for people, loggers and the next run. `loadtune/cli_exec.py` runs a script with the hook
-in it. This file imports nothing: the hook is in place before torch is.
+`hook` puts an iterator of ours (`iterator`) in the place of torch's. A `tuner` for each loader takes the times of its
+steps and what `readings` reads, lets `loadtune.decide` decide, and switches. `account` keeps what was found, for
+people, loggers and the next run. `loadtune/cli_exec.py` runs a script with the hook in it. This file imports nothing:
+the hook is in place before torch is.
 """

@@ -1,6 +1,5 @@
 """What was found and done about each loader. Needs no torch."""
 
-import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,25 +33,19 @@ class Account:
     """Why it is left alone, or stays at its workers. None: nothing to say."""
     bottleneck: str | None = None
     """What limits the loop: ``the step``, ``workers``, ``cores``, ``RAM``, ``/dev/shm``, … None: not measured."""
-    first_samples_per_s: float | None = None
-    """With the user's settings. None: not measured."""
     samples_per_s: float | None = None
-    """With those of now. None: not measured."""
+    """With the present number of workers. None: not measured."""
     num_batches: int = 0
     blocked_s: float = 0.0
-    """Seconds in ``next(loader)`` so far."""
+    """Seconds in ``next(loader)`` since the present number of workers delivers."""
     total_s: float = 0.0
-    """Seconds of the loop so far."""
+    """Seconds of the loop since then."""
     batch_size: int = 1
     """Samples of a batch."""
     num_ranks: int = 1
     """That were seen to load, this one included. Rates are of one rank; those that are printed are of all."""
     begins_s: float = 0.0
     """Of `blocked_s`: until the first batches of epochs came."""
-    earlier_blocked_s: float = 0.0
-    earlier_total_s: float = 0.0
-    earlier_begins_s: float = 0.0
-    """Of these, what passed before the present number of workers delivered."""
     first_blocked_fraction: float | None = None
     """Share of the time in ``next(loader)`` with the user's workers. None: they are the present ones."""
     first_epochs_s: list[float] = field(default_factory=list)
@@ -92,24 +85,20 @@ class Account:
         """For a logger; what was not measured is left out. ``samples_per_s``, ``num_workers``; ``blocked_fraction``:
         share of the loop's time in ``next(loader)`` since the present number of workers delivers;
         ``limited_by_loading``: 0 or 1."""
-        total_s = self.total_s - self.earlier_total_s
         found = {"num_workers": float(self.num_workers)}
         if self.samples_per_s is not None:
             found["samples_per_s"] = self.samples_per_s
-        if total_s:
-            found["blocked_fraction"] = (self.blocked_s - self.earlier_blocked_s) / total_s
+        if self.total_s:
+            found["blocked_fraction"] = self.blocked_s / self.total_s
         if self.bottleneck is not None:
             found["limited_by_loading"] = float(self.bottleneck != "the step")
         return found
 
-    def set_rates(self, reading: "Reading", work: "Work | None") -> None:
-        """No rate is above what the workers can load, by their own clocks."""
+    def set_rate(self, reading: "Reading", work: "Work | None") -> None:
+        """It is not above what the workers can load, by their own clocks."""
         num = reading.num_workers
         able_s = (work.load_s + work.queued_s) / num if work is not None and num else 0.0
         self.samples_per_s = self.batch_size / max(reading.sustained_s, able_s)
-        # Workers that rested while their queue was full deliver less at first than they can.
-        first_s = min(reading.sustained_s, max(able_s, reading.step_s) if able_s and reading.waits else math.inf)
-        self.first_samples_per_s = self.first_samples_per_s or self.batch_size / first_s
 
     def told_gain(self) -> "Interval | None":
         """Seconds with the user's workers ÷ those with the ones that were kept: of whole epochs where each had two or

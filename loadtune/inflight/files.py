@@ -77,7 +77,7 @@ def read_learnt(path: Path, account: Account) -> Account | None:
     """What an earlier run found about it. None: nothing that can be used."""
     with suppress(OSError, ValueError, TypeError):
         (found,) = read(path)
-        measured = (found.load_s, found.cpu_s, found.first_samples_per_s, found.num_workers)
+        measured = (found.load_s, found.cpu_s, found.num_workers)
         are_numbers = all(isinstance(each, int | float) and each > 0 for each in measured)
         sizes = (found.num_workers, found.batch_bytes, found.batch_tensors)
         same = (found.name, found.own_workers) == (account.name, account.own_workers)

@@ -9,7 +9,9 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from loadtune.inflight import files, gates, words
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+
+from loadtune.inflight import files, words
 from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import Options, rank
 from loadtune.inflight.ranks import join
@@ -99,7 +101,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     """The tuner of the loader that began here before, if it is free; so one that is made anew goes on."""
     dataset, number = getattr(loader, "dataset", loader), getattr(loader, "num_workers", 0)
     is_frozen = {type(dataset).__name__, place} & set(options.freeze)
-    reason = gates.reason_against(loader) or ("--freeze names it" if is_frozen else None)
+    reason = reason_against(loader) or ("--freeze names it" if is_frozen else None)
     shared = Shared.here()
     shared.ranks = shared.ranks or join()
     here = rank() if shared.ranks is None else shared.ranks.own.rank
@@ -111,7 +113,7 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     with suppress(TypeError, AttributeError, NotImplementedError):  # a stream may have a `__len__` and no length
         size = len(dataset)
     key = (type(dataset), size, loader.batch_size, number, place)
-    tuners = shared.known.setdefault(key, [])
+    tuners = [each for each in shared.tuners if each.key == key]
     same = (tuner for tuner in tuners if tuner.source() is loader)
     free = (tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner.has_ended)
     if (known := next(chain(same, free), None)) is not None:
@@ -129,9 +131,20 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         learnt = files.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
     accounts().append(account)
     tuner = Tuner(account, loader, options, replayed, learnt)
-    tuners.append(tuner)
+    tuner.key = key
     shared.tuners.append(tuner)
     return tuner
+
+
+def reason_against(loader: Any) -> str | None:
+    """Why a loader is left to torch, as a clause. None: it can be watched."""
+    if not isinstance(loader, DataLoader):
+        return f"{type(loader).__module__}.{type(loader).__qualname__} builds torch's iterators itself"
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return "it reads a DataPipe"
+    if getattr(type(loader), "state_dict", None) is not getattr(DataLoader, "state_dict", None):
+        return f"{type(loader).__name__} keeps a state of its own, which counts its workers' batches"
+    return None if private.draws_as_torch() else "a library replaced how torch's iterators draw indices"
 
 
 def _place(frame: FrameType | None) -> str:

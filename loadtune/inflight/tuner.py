@@ -5,7 +5,6 @@ Whatever goes wrong ends the tuner, not the training: see `guard`.
 
 import math
 import os
-import resource
 import sys
 import threading
 import time
@@ -21,16 +20,15 @@ import torch
 from torch.utils.data import RandomSampler
 
 from loadtune.decide import inflight as decide
-from loadtune.decide.bounds import Free, Queued, most_workers
+from loadtune.decide.bounds import Queued, most_workers
 from loadtune.decide.inflight import Action, Bound, Job, Reading, State
 from loadtune.decide.steps import GROUP, Steps
 from loadtune.errors import raised_by_handler
 from loadtune.host.cpu import cpu_use
-from loadtune.host.memory import read_ram, read_shm
 from loadtune.host.processes import proportional_bytes
-from loadtune.inflight import clocks, files, gates, words
+from loadtune.inflight import files, readings, words
 from loadtune.inflight.account import KEPT_EPOCHS, Account
-from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_local_ranks, num_ranks
+from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.ranks import Ranks
 from loadtune.model.workers import MOST, Work
 from loadtune.statistics.looks import LOOKS
@@ -38,11 +36,15 @@ from loadtune.stream import torch_private as private
 from loadtune.stream import worker_init
 from loadtune.stream.pool import RandomSamplesError
 from loadtune.stream.switching import SwitchingIterator
+from loadtune.stream.trust import Trust, same_batch
+from loadtune.stream.watched_sampler import WatchedSampler
 from loadtune.stream.worker_rows import is_random
 from loadtune.units import counted
 
 _FORK_CPU_S, _IMPORT_CPU_S = 0.04, 3.0
 """CPU seconds in which a worker starts, until they are measured: a forked one, and one that imports torch."""
+_COMPARED = 6
+"""First batches of other workers that the training process reads, too, where the user has no workers."""
 
 
 class Shared:
@@ -58,8 +60,6 @@ class Shared:
         self.trying: Tuner | None = None
         """One tuner at a time changes something."""
         self.tuners: list[Tuner] = []
-        self.known: dict[Any, list[Tuner]] = {}
-        """By dataset, settings and place in the code."""
         self.ranks: Ranks | None = None
         """None: no process group of several ranks was seen."""
         self._cpu = cpu_use()
@@ -102,18 +102,16 @@ class Tuner:
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
         is_forked = private.start_method(loader.multiprocessing_context) == "fork"
-        several = self.shared.ranks is not None or num_ranks() > 1
-        self.state = State(
-            job=Job(
-                own=self.own,
-                only_advises=self.is_stream or options.dry_run,
-                several_ranks=several,
-                persistent=loader.persistent_workers,
-                may_compare=is_forked and not several,
-            ),
-            stage="watching" if replayed is None else "replaying",
+        job = Job(
+            own=self.own,
+            only_advises=self.is_stream or options.dry_run,
+            persistent=loader.persistent_workers,
+            may_compare=is_forked,
         )
-        self.shards = gates.num_shards(loader.dataset) if self.is_stream else None
+        self.state = State(job=job, stage="watching" if replayed is None else "replaying")
+        self.shards = readings.num_shards(loader.dataset) if self.is_stream else None
+        self.key: Any = None
+        """Dataset, settings and place in the code: loaders that are made anew have the same."""
         self.source: Callable[[], Any] = lambda: None
         """The loader that begins."""
         self.watched: Callable[[], Any] = lambda: None
@@ -124,19 +122,19 @@ class Tuner:
         self.opening_s = 0.0
         """Seconds in which the workers of this epoch started, until its first batch came."""
         self.init_reason = worker_init.reason_against(loader.worker_init_fn, self.own)
-        self.told_workers = MOST if several else None
+        self.told_workers = MOST if self.several_ranks else None
         """What its ``worker_init_fn`` gets as their number: ranks multiply it, and their numbers may differ."""
         self.known: list[Any] | None = []
         self.must_show = options.exact
         """See `IndexStream`; None: other workers delivered. Until then with --exact no epoch begins with them."""
-        self.num_to_compare = gates.COMPARED if self.own == 0 else 0
+        self.num_to_compare = _COMPARED if self.own == 0 else 0
         """Batches of other workers that the training process still has to read, too."""
         self.cpu_rate = self.own_cpu_s = 0.0
         """Cores that its workers keep busy; and CPU seconds in ``next()`` where it has none."""
         self.epoch_then: tuple[int, int, float] | None = None
         """When this epoch began: workers, batches so far, seconds so far. None: it is not whole with these workers."""
         self.last_end: float | None = None
-        self.begun = self.blocked_then_s = self.thread_s = 0.0
+        self.begun = self.blocked_then_s = self.thread_s = self.loop_s = 0.0
         self.broken_at: int | None = None
         """Batches of the newest epoch that the loop did not end. None: there was none."""
         self.num_delivered = self.num_ready = 0
@@ -144,8 +142,10 @@ class Tuner:
         self.start_cpu_s = _FORK_CPU_S if is_forked else _IMPORT_CPU_S
         self.told_of: int | None = None
         """The newest number of workers whose gain was said."""
+        self.worker_bytes: int | None = None
+        """RAM of one of its workers beside its batches: asked once, for it takes 20 ms a gigabyte. None: not yet."""
         self.steps = Steps(-1)
-        self.clocks: clocks.Clocks | None = None
+        self.clocks: readings.Clocks | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state, account.reason = self.state.stage, words.reason_text("stream") if self.is_stream else None
         if learnt_file is not None and (found := files.read_learnt(learnt_file, account)) is not None:
@@ -159,9 +159,10 @@ class Tuner:
     def is_settled(self) -> bool:
         """Whether nothing is changed any more, unless the loop changes, and a gain was told or cannot be."""
         state, gain = self.state, self.account.told_gain()
-        will_compare = len(state.phases) == 1 and state.job.may_compare and (gain is None or gain.low is None)
+        will_compare = len(state.phases) == 1 and state.job.may_compare and not self.several_ranks
+        is_told = not will_compare or (gain is not None and gain.low is not None)
         is_late = state.rested_s > 3 * decide.REST_S
-        return state.stage == "left alone" or (state.stage == "resting" and (is_late or not will_compare))
+        return state.stage == "left alone" or (state.stage == "resting" and (is_late or is_told))
 
     def say(self, text: str) -> None:
         words.say(self.account, text)
@@ -175,7 +176,7 @@ class Tuner:
         if is_less or (found.draws_random and self.options.exact):
             return
         measured = ("load_s", "cpu_s", "batch_bytes", "batch_tensors", "draws_random", "batch_size")
-        for name in (*measured, "first_samples_per_s", "first_blocked_fraction"):
+        for name in (*measured, "first_blocked_fraction"):
             setattr(self.account, name, getattr(found, name))
         # What they gain now is not known: they are compared as those that were found in this run.
         self.state, self.account.kept_workers = replace(self.state, target=number, phases=((),)), number
@@ -187,16 +188,16 @@ class Tuner:
         """Begin an epoch. Raises what torch's iterator would raise. What it gives is the iterator's and goes with it;
         `begin` borrows it."""
         asked_s = time.perf_counter()
-        sampler = gates.WatchedSampler(loader, *self.known_sampler)
+        sampler = WatchedSampler(loader, *self.known_sampler)
         view = private.LoaderView(loader, sampler)
-        self.source = weakref.ref(loader)
-        at_once = [number for batch, number in self._replayed(self.epoch + 1) if batch == 0]
-        is_ready = self.state.target is not None and (self.own > 0 or sampler.is_known) and not self.must_show
-        number = at_once[-1] if at_once else int(self.state.target or 0) if is_ready else self.own
-        trust = gates.Trust(view, sampler)
-        if self.state.target is not None and (reason := trust.reason_against() or self.init_reason) is not None:
-            self._left(reason)
-            number = self.own
+        self.source, trust, number = weakref.ref(loader), Trust(view, sampler), self.own
+        if self.state.target is not None:
+            if (reason := trust.reason_against() or self.init_reason) is not None:
+                self._left(reason)
+            elif (self.own > 0 or sampler.is_known) and not self.must_show:
+                number = self.state.target
+        at_once = [replayed for batch, replayed in self._replayed(self.epoch + 1) if batch == 0]
+        number = at_once[-1] if at_once else number
         ways: dict[str, Any] = {"known": self.known, "exact": self.must_show, "told_workers": self.told_workers}
         iterator = SwitchingIterator(view, number, may_ask_ahead=sampler.may_ask_ahead, **ways)
         self.opening_s = time.perf_counter() - asked_s
@@ -207,8 +208,8 @@ class Tuner:
         self.iterator = self.view = self.sampler = self.trust = None
 
     def _replayed(self, epoch: int) -> list[tuple[int, int]]:
-        """The switches to be repeated in this epoch: batch, workers."""
-        switches = () if self.replayed is None else self.replayed.switches
+        """The switches to be repeated in this epoch: batch, workers. None once the loader is left alone."""
+        switches = () if self.replayed is None or self.state.stage == "left alone" else self.replayed.switches
         return [(each["batch"], each["num_workers"]) for each in switches if each["epoch"] == epoch]
 
     def begin(self, watched: Any) -> None:
@@ -269,25 +270,25 @@ class Tuner:
         kept = account.first_epochs_s if number == self.own else account.epochs_s
         kept.append(epoch_s)
         del kept[:-KEPT_EPOCHS]
-        if (
-            self.learnt_file is not None
-            and account.state == "resting"
-            and number == self.state.target
-            and account.load_s
-        ):
-            files.write_learnt(self.learnt_file, account)
+        if account.state == "resting" and number == self.state.target:
+            self._learn()
         num_blocks = len(self.steps.blocks) if number == self.steps.num_workers else 0
-        whole = decide.Epoch(number, epoch_s, len(kept), account.epoch_batches, num_blocks)
+        whole = decide.Epoch(number, epoch_s, len(kept), account.epoch_batches, num_blocks, self.several_ranks)
         self._do(decide.after_epoch(self.state, whole))
         if num_blocks < LOOKS[0]:
             batch_s, num = epoch_s / account.epoch_batches, account.epoch_batches
             times: dict[str, Any] = {
                 "total_s": batch_s,
+                "sustained_s": batch_s,
                 "blocked_s": 0.0,
                 "step_s": 0.0,
                 "blocks": tuple(each / num for each in kept),
             }
             self._tell(Reading(num_workers=number, num_steps=num, **times), None)
+
+    def _learn(self) -> None:
+        if self.learnt_file is not None and self.account.load_s:
+            files.write_learnt(self.learnt_file, self.account)
 
     def guard(self, act: Callable[..., None], *args: Any, of: Any) -> bool:
         """Run a part of the tuner and return True, while the iterator ``of`` is watched; another thread may have begun
@@ -295,21 +296,18 @@ class Tuner:
         with self.lock:
             if self.is_dead or self.watched() is not of:
                 return False
-            self._guarded(act, *args)
+            try:
+                act(*args)
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
+                self.is_dead = True
+                with suppress(Exception):
+                    self._leave(f"the tuner failed ({type(error).__name__}: {error})")
+                self.release()
+                if os.environ.get(TEST_VARIABLE):
+                    raise
             return True
-
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
-        try:
-            act(*args)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            self.is_dead = True
-            with suppress(Exception):
-                self._leave(f"the tuner failed ({type(error).__name__}: {error})")
-            self.release()
-            if os.environ.get(TEST_VARIABLE):
-                raise
 
     def _leave(self, reason: str) -> None:
         """Alone from now on, with the user's workers. Where there are none, what others loaded is not trusted."""
@@ -364,7 +362,7 @@ class Tuner:
     def _compare(self, batch: Any, own: Any) -> None:
         self.num_to_compare -= 1
         self.account.draws_random |= self.iterator.table.row(None).draws > 0
-        if not gates.same_batch(batch, own, values=not self.account.draws_random):
+        if not same_batch(batch, own, values=not self.account.draws_random):
             self._leave("a worker read other samples than the training process")
 
     def after_step(self, batch: Any) -> None:
@@ -375,7 +373,7 @@ class Tuner:
             if self.num_delivered == 0:  # what draws once, to prepare itself, is not random
                 self.iterator.table.row(None).draws = 0.0
         if self.num_delivered < 3:
-            largest = max((account.batch_bytes, account.batch_tensors), gates.batch_size(batch))
+            largest = max((account.batch_bytes, account.batch_tensors), readings.batch_size(batch))
             account.batch_bytes, account.batch_tensors = largest
         self.num_delivered += 1
         account.num_batches += 1
@@ -399,6 +397,7 @@ class Tuner:
             self._look()
         account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
         account.total_s += blocked_s + between_s
+        self.loop_s += blocked_s + between_s
         self.last_end = time.perf_counter()
         account.hook_s += self.last_end - ended
         if self.options.until_tuned and self.is_settled:
@@ -426,12 +425,13 @@ class Tuner:
             account.switches.append({"epoch": self.epoch, "batch": batch, "num_workers": number})
             self._say_what_differs()
             self.known, self.must_show = None, False
+            account.kept_workers = account.kept_workers if self.replayed is None else number
         if number != self.steps.num_workers:
             if account.first_blocked_fraction is None and account.total_s:
                 account.first_blocked_fraction = account.blocked_s / account.total_s
             self.steps = Steps(number)
-            account.earlier_blocked_s, account.earlier_total_s = account.blocked_s, account.total_s
-            account.earlier_begins_s, account.samples_per_s, self.epoch_then = account.begins_s, None, None
+            account.blocked_s = account.total_s = account.begins_s = 0.0
+            account.samples_per_s, self.epoch_then = None, None
             if number != self.own:
                 account.epochs_s = []
         self.steps.skip, self.clocks, account.num_workers = max(3, 2 * number), None, number
@@ -454,13 +454,13 @@ class Tuner:
 
     # A look
 
-    def _read_clocks(self) -> clocks.Clocks:
+    def _read_clocks(self) -> readings.Clocks:
         now = time.perf_counter()
         if not self.steps.num_workers:
-            loading = clocks.Clocks(self.num_delivered, self.own_cpu_s)
+            loading = readings.Clocks(self.num_delivered, self.own_cpu_s)
         else:
-            loading = clocks.read_loading(self.iterator.workers(), self._worker_pids(), self.num_delivered)
-        return clocks.with_training(loading, now, self.shared.busy_s())
+            loading = readings.read_loading(self.iterator.workers(), self._worker_pids(), self.num_delivered)
+        return readings.with_training(loading, now, self.shared.busy_s())
 
     def _worker_pids(self) -> list[int]:
         return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
@@ -480,13 +480,9 @@ class Tuner:
         if now is not None and work is not None and (rows := self.iterator.workers()):
             self.start_cpu_s = max(_FORK_CPU_S, (now.cpu_s - now.batches * work.cpu_s) / len(rows))
         reading = self._among_others(reading, work)
-        account.set_rates(reading, work)
-        if self.state.job.several_ranks != self.several_ranks:
-            job = replace(self.state.job, several_ranks=self.several_ranks, may_compare=False)
-            self.state = replace(self.state, job=job)
-        bound = self._bound(reading, work)
+        account.set_rate(reading, work)
         before = self.state
-        self._do(decide.decide(before, reading, work, bound), work)
+        self._do(decide.decide(before, reading, work, self._bound(reading, work)), work)
         if self.state.stage == "resting" and self.state is not before:
             self.steps = Steps(self.steps.num_workers)
         self._tell(reading, work)
@@ -496,6 +492,8 @@ class Tuner:
         account, gain = self.account, decide.told(self.state, reading, work)
         if gain is not None and (gain.low is not None or account.gain_low is None):
             account.gain, account.gain_low, account.gain_high = gain.value, gain.low, gain.high
+            if account.samples_per_s is not None and len(self.state.phases) < 3:
+                account.set_rate(reading, work)  # of what the gain is of: one line tells both
             if account.is_proven and self.told_of != account.kept_workers:
                 self.told_of = account.kept_workers
                 self.say(words.change_text(account))
@@ -504,7 +502,7 @@ class Tuner:
         """Ranks step together: while one waits, nobody knows how long a step would take."""
         peers_wait: bool | None = False
         if (ranks := self.shared.ranks) is not None:
-            if work is not None and max(self.shared.tuners, key=lambda tuner: tuner.account.total_s) is self:
+            if work is not None and max(self.shared.tuners, key=lambda tuner: tuner.loop_s) is self:
                 done, num = self.state.stage == "resting", len(self.account.switches)
                 ranks.say(work, reading, is_settled=done, num_switches=num)
             peers_wait = ranks.peers_wait()
@@ -524,25 +522,18 @@ class Tuner:
 
     def _most(self, account: Account) -> tuple[int, str]:
         """Workers that memory, descriptors, options and the sampler allow, and which of them does."""
-        held = account.batch_bytes and next(iter(self._worker_pids() if self.iterator is not None else ()), None)
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        by_descriptor = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+        if self.worker_bytes is None and self.iterator is not None and (pids := self._worker_pids()):
+            self.worker_bytes = proportional_bytes(pids[0])
         others = {} if self.options.max_workers is None else {"--max-workers": self.options.max_workers}
         if self.shards is not None:
             others |= {"its shards": self.shards, "the number of cores": int(self.shared.cores())}
-        free = Free(
-            num_ranks=num_local_ranks(),
-            ram_bytes=read_ram().available_bytes,
-            shm_bytes=read_shm()[1],
-            descriptors=(1 << 20 if limit == resource.RLIM_INFINITY else limit) - len(os.listdir("/proc/self/fd")),
-        )
         queued = Queued(
             batch_bytes=account.batch_bytes,
-            batch_tensors=account.batch_tensors if by_descriptor else 0,
+            batch_tensors=account.batch_tensors,
             num_batches=self.prefetch_factor + 1,
-            worker_bytes=proportional_bytes(held) if held else None,
+            worker_bytes=self.worker_bytes,
         )
-        most, reason = most_workers(free, queued, others)
+        most, reason = most_workers(readings.read_free(), queued, others)
         own_ahead = self.own * self.prefetch_factor
         is_less = self.sampler is not None and not self.sampler.may_ask_ahead() and own_ahead < most
         return (own_ahead, "the sampler") if is_less else (most, reason)
@@ -561,6 +552,7 @@ class Tuner:
             start_cpu_s=self.start_cpu_s,
             refusal=refusal,
             is_taken=other not in (None, self) and other.watched() is not None,
+            several_ranks=self.several_ranks,
         )
 
     # What is done
@@ -569,42 +561,40 @@ class Tuner:
         """Carry out what was decided, and say it."""
         account, self.state = self.account, action.state
         account.state, number, now = self.state.stage, action.num_workers, self.steps.num_workers
+        account.bottleneck = self.state.limit or account.bottleneck
+        if work is not None and action.do in ("switch", "keep"):
+            account.load_s, account.cpu_s = work.load_s, work.cpu_s
         if self.shared.trying is self and self.state.stage not in ("starting", "judging", "comparing"):
             self.shared.trying = None
         if action.do == "advise":
             self._advise(action)
         elif action.do == "leave":
-            self._leave(str(action.reason))
+            self._leave(str(self.state.reason))
         elif action.do in ("switch", "compare"):
             assert number is not None
             self._say_what_differs()
             self.shared.trying = self
-            if work is not None:
-                account.load_s, account.cpu_s = work.load_s, work.cpu_s
-            later = " from the next epoch on" if self.state.is_for_next else ""
             if action.do == "switch":
-                self.say(f"tries {counted(number, 'worker')}{later}")
+                later = " from the next epoch on" if self.state.is_for_next else ""
+                self.say(f"tries {counted(number, 'worker')} in place of {now}{later}")
             elif number == self.own:
-                self.say(f"compares {counted(now, 'worker')} with {number} again")
+                self.say(f"goes back to {counted(number, 'worker')} for a moment, to measure what {now} gain")
             if not self.state.is_for_next:
                 self.iterator.switch(number)
         elif action.do == "keep":
-            account.kept_workers, account.bottleneck = now, action.limit
+            account.kept_workers = now
             account.gain = account.gain_low = account.gain_high = None
             self.say(f"keeps {counted(now, 'worker')}")
-            if work is not None and self.learnt_file is not None:
-                account.load_s, account.cpu_s = work.load_s, work.cpu_s
-                files.write_learnt(self.learnt_file, account)
+            self._learn()
         elif action.do == "take back":
             assert number is not None
             account.kept_workers = None if number == self.own else number
-            self.say(f"{counted(now, 'worker')} gained nothing; back to {number}")
-            self._go_back(number)
-            account.num_workers, account.bottleneck = number, action.limit
             account.reason = f"{counted(now, 'worker')} gained nothing"
+            self.say(f"{account.reason}; back to {number}")
+            self._go_back(number)
+            account.num_workers = number
         elif action.do == "rest":
-            account.bottleneck = action.limit
-            reason = words.reason_text(action.reason or action.limit)
+            reason = words.reason_text(self.state.reason or self.state.limit)
             if reason is not None and reason != account.reason:
                 self.say(f"stays at {counted(now, 'worker')}: {reason}")
             account.reason = reason
@@ -612,7 +602,7 @@ class Tuner:
     def _advise(self, action: Action) -> None:
         account, number = self.account, action.num_workers
         account.advice = [each for each in account.advice if not each.startswith("num_workers=")]
-        account.predicted, account.bottleneck = action.gain, action.limit
+        account.predicted = action.gain
         account.advise(f"num_workers={number}")
         reason = f"{words.reason_text('stream' if self.is_stream else 'dry run')}; try num_workers={number}"
         if reason != account.reason:

@@ -45,7 +45,7 @@ def summary(found: Sequence[Account]) -> list[str]:
         ranks = [other for other in found if other.name == each.name and other.rank != each.rank]
         if any(other.rank < each.rank for other in ranks):
             continue
-        if each.state == "watching" and each.samples_per_s is None:
+        if each.state == "watching" and each.samples_per_s is None and each.gain is None:
             few[_few_text(each)] = each.advice
             continue
         lines += _outcome(replace(each, num_ranks=max(each.num_ranks, 1 + len(ranks))))
@@ -99,7 +99,7 @@ _REASONS = {
     "workers": None,
     "cores": "the CPU cores are busy",
     "short epoch": "an epoch is too short for more workers to pay off",
-    "handing batches over": "handing batches over would take as long as more workers save",
+    "handing batches over": "more workers would save no more time than handing over a batch takes",
     "stream": "another number changes the order of an IterableDataset's samples, or how often each is read",
     "dry run": "--dry-run",
     "/dev/shm": "no more are allowed by /dev/shm: docker run --shm-size gives more",
@@ -121,7 +121,7 @@ def _outcome(account: Account) -> list[str]:
     ended = f"; the script ended before {now} were compared with {kept}" if is_open else ""
     share = (numbers := account.numbers()).get("blocked_fraction", 0.0)
     unknown = "the script ended before more delivered" if account.state in ("starting", "watching") else ""
-    still = "no more workers were found to pay off" if share > 0.5 and account.bottleneck == "workers" else ""
+    still = "no larger number was found to be faster" if share > 0.5 and account.bottleneck == "workers" else ""
     why = account.reason or (kept == own and unknown) or still
     predicted = min(account.predicted or 1.0, 1 / max(0.01, 1 - share))
     why += f", predicted {predicted:.3g} times as fast" if predicted > 1.01 else ""
@@ -139,12 +139,11 @@ def _outcome(account: Account) -> list[str]:
 
 def _waits(account: Account) -> str:
     """How long the loop waits for data, as shares of the time."""
-    total_s = account.total_s - account.earlier_total_s
-    shares = [(account.blocked_s - account.earlier_blocked_s) / total_s]
+    shares = [account.blocked_s / account.total_s]
     if account.num_workers != account.own_workers and account.first_blocked_fraction is not None:
         shares.insert(0, account.first_blocked_fraction)
-    begins = (account.begins_s - account.earlier_begins_s) / total_s
-    starts = f", {percent_text(begins)} while epochs start" if begins > _STARTING else ""
+    begins = account.begins_s / account.total_s
+    starts = f" ({percent_text(begins)} at the starts of epochs)" if begins > _STARTING else ""
     return f"waits for data: {' → '.join(map(percent_text, shares))} of the time{starts}"
 
 

@@ -10,14 +10,12 @@ the driver has no more, every segment that is wholly free goes back before the r
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
+from loadtune.records.footprint import BLOCK_BYTES, block_bytes
 from loadtune.records.memory import AllocationTrace, FitReport
 
 MIB = 1 << 20
-_ROUND = 512
 _SMALL = MIB  # requests up to this come out of segments of 2 MiB
 _SMALL_SEGMENT = 2 * MIB
 _MIDDLE = 10 * MIB  # requests below this come out of segments of 20 MiB
@@ -25,19 +23,12 @@ _MIDDLE_SEGMENT = 20 * MIB
 _SEGMENT_ROUND = 2 * MIB
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """A piece of a segment, in bytes; its neighbours are `before` and `after`."""
+class Block(NamedTuple):
+    """A piece of a segment, in bytes."""
 
     size: int
     address: int
     small: bool
-    used: bool = False
-    before: "Block | None" = None
-    after: "Block | None" = None
-
-
-_by_size = attrgetter("size", "address")
 
 
 class CachingAllocator:
@@ -49,77 +40,66 @@ class CachingAllocator:
         self._budget_bytes = budget_bytes
         self._pools: dict[bool, list[Block]] = {True: [], False: []}
         """Free blocks, smallest first; small requests have a pool of their own."""
+        self._starts, self._ends = dict[int, Block](), dict[int, Block]()
+        """The same blocks by where they begin, and where what follows them begins."""
+        self._segments = set[Block]()
         self._next_address = 0
 
     def allocate(self, num_bytes: int) -> Block | None:
         """A block for this request. None: the budget has none."""
-        size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
+        size = max(BLOCK_BYTES, block_bytes(num_bytes))
         small = size <= _SMALL
         pool = self._pools[small]
-        at = bisect_left(pool, (size, -1), key=_by_size)
-        block = pool.pop(at) if at < len(pool) else self._new_segment(size, small)
+        at = bisect_left(pool, (size,))
+        block = self._taken(pool[at]) if at < len(pool) else self._new_segment(size, small)
         if block is None:
             return None
         remaining = block.size - size
-        if remaining >= _ROUND if small else remaining > _SMALL:
-            rest = Block(remaining, block.address + size, small, before=block, after=block.after)
-            if block.after is not None:
-                block.after.before = rest
-            block.after = rest
-            block.size = size
-            insort(pool, rest, key=_by_size)
-        block.used = True
-        return block
+        if remaining < BLOCK_BYTES if small else remaining <= _SMALL:
+            return block
+        self._keep(Block(remaining, block.address + size, small))
+        return Block(size, block.address, small)
 
     def free(self, block: Block) -> None:
         """Back into the cache, merged with what is free beside it."""
-        block.used = False
+        size, address, small = block
+        if (after := self._starts.get(address + size)) is not None:
+            size += self._taken(after).size
+        if (before := self._ends.get(address)) is not None:
+            size, address = size + self._taken(before).size, before.address
+        self._keep(Block(size, address, small))
+
+    def _keep(self, block: Block) -> None:
+        insort(self._pools[block.small], block)
+        self._starts[block.address] = self._ends[block.address + block.size] = block
+
+    def _taken(self, block: Block) -> Block:
         pool = self._pools[block.small]
-        if block.after is not None and not block.after.used:
-            del pool[bisect_left(pool, _by_size(block.after), key=_by_size)]
-            _join(block, block.after)
-        if block.before is not None and not block.before.used:
-            del pool[bisect_left(pool, _by_size(block.before), key=_by_size)]
-            block = _join(block.before, block)
-        insort(pool, block, key=_by_size)
+        del pool[bisect_left(pool, block)], self._starts[block.address], self._ends[block.address + block.size]
+        return block
 
     def _new_segment(self, size: int, small: bool) -> Block | None:
         segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
         if size < _MIDDLE:
             segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT
         if self.reserved_bytes + segment > self._budget_bytes:
-            for pool in self._pools.values():  # every segment that is wholly free goes back
-                self.reserved_bytes -= sum(block.size for block in pool if block.before is None and block.after is None)
-                pool[:] = (block for block in pool if block.before is not None or block.after is not None)
+            for block in self._segments & {*self._starts.values()}:  # every segment that is wholly free goes back
+                self._segments.remove(block)
+                self.reserved_bytes -= self._taken(block).size
             self.num_retries += 1
             if self.reserved_bytes + segment > self._budget_bytes:
                 return None
         self.reserved_bytes += segment
         self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
         block = Block(segment, self._next_address, small)
-        self._next_address += segment
+        self._next_address += segment + 1  # blocks of two segments are no neighbours
+        self._segments.add(block)
         return block
-
-
-def _join(low: Block, high: Block) -> Block:
-    low.size += high.size
-    low.after = high.after
-    if high.after is not None:
-        high.after.before = low
-    return low
 
 
 FAITHFUL = 0.1
 """A forecast that misses what the allocator held at a size that was run by more than this is not used: another version
 of PyTorch may follow other rules."""
-
-
-class Outcome(NamedTuple):
-    """How a size would go."""
-
-    reserved_peak_bytes: int
-    num_steady_retries: int
-    """Allocator retries within the last step of the trace."""
 
 
 class Forecast:
@@ -135,15 +115,20 @@ class Forecast:
             event for event in high.events if event in asked and event * low.batch_size // high.batch_size not in asked
         }
 
-    def outcome(self, batch_size: int) -> Outcome | None:
-        """None: it would run out of memory."""
+    def retries(self, batch_size: int) -> int | None:
+        """Allocator retries within the last step of the trace. None: it would run out of memory."""
+        allocator = self.played(batch_size)
+        return None if allocator is None else allocator.num_retries
+
+    def played(self, batch_size: int) -> CachingAllocator | None:
+        """After these steps; its retries are those within the last one. None: it would run out of memory."""
         allocator = CachingAllocator(self._budget_bytes, self._idle_bytes)
         blocks: dict[int, Block] = {}
-        retries_before = number = 0
+        number = 0
         scale = batch_size / self._traced_size
         for at, event in enumerate(self._events):
             if at == self._last_step:
-                retries_before = allocator.num_retries
+                allocator.num_retries = 0
             if event < 0:
                 allocator.free(blocks.pop(-event))
                 continue
@@ -152,14 +137,14 @@ class Forecast:
             if block is None:
                 return None
             blocks[number] = block
-        return Outcome(allocator.reserved_peak_bytes, num_steady_retries=allocator.num_retries - retries_before)
+        return allocator
 
     def largest(self, at_least: int, at_most: int) -> int:
         """Largest size between the two that would fit, found by halves; `at_least` is known to."""
         low, high = at_least, at_most + 1
         while high - low > max(1, low // 500):
             middle = (low + high) // 2
-            if self.outcome(middle) is None:
+            if self.retries(middle) is None:
                 high = middle
             else:
                 low = middle
@@ -172,7 +157,7 @@ def forecast_from(traces: Sequence[AllocationTrace], checked: FitReport) -> Fore
         return None
     low, high = sorted(traces, key=lambda trace: trace.batch_size)[-2:]
     forecast = Forecast(low, high, checked.budget_bytes)
-    outcome = forecast.outcome(high.batch_size)
-    if outcome is None or abs(outcome.reserved_peak_bytes / checked.reserved_peak_bytes - 1) > FAITHFUL:
+    allocator = forecast.played(high.batch_size)
+    if allocator is None or abs(allocator.reserved_peak_bytes / checked.reserved_peak_bytes - 1) > FAITHFUL:
         return None
     return forecast

@@ -8,12 +8,12 @@ was run. What the host's memory allows is plain arithmetic, below the probe.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
 from loadtune.errors import WorkloadError
-from loadtune.limits.forecast import Forecast, Outcome, forecast_from
+from loadtune.limits.forecast import Forecast, forecast_from
 from loadtune.limits.recipe import STEP_S, nothing_fits
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.facts import HostFacts, WorkloadFacts
@@ -62,52 +62,42 @@ class Line(NamedTuple):
     at_zero: float
     budget_bytes: int
 
-    def outcome(self, batch_size: int) -> Outcome | None:
-        """None: it would run out of memory."""
-        peak_bytes = self.at_zero + self.slope * batch_size
-        return None if peak_bytes > self.budget_bytes else Outcome(int(peak_bytes), num_steady_retries=0)
+    def retries(self, batch_size: int) -> int | None:
+        """0: peaks tell of none. None: it would run out of memory."""
+        return None if self.at_zero + self.slope * batch_size > self.budget_bytes else 0
 
 
+@dataclass(slots=True)
 class MemoryProbe:
-    """The largest batch that trains a few steps under `recipe`, what limits it, and the largest that is safe.
+    """The largest batch that trains a few steps under `recipe`, what limits it, and the largest that is safe."""
 
-    `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train.
-    `step_s` holds seconds of a step by batch size, timed before. With it the sizes of the line take about `STEP_S` a
-    step at the most; what is larger is predicted, or run to verify it. The second of the line's sizes is at least
-    `large` where that is sure to fit.
-    """
-
-    def __init__(
-        self,
-        training: Training,
-        recipe: Recipe,
-        caps: Mapping[CeilingLimit, int],
-        *,
-        smallest: int = 1,
-        step_s: Mapping[int, float] | None = None,
-        large: int = 0,
-    ) -> None:
-        self._training, self._recipe = training, recipe
-        self._smallest, self._large = smallest, large
-        self._step_s = None if step_s is None else dict(step_s)
-        self._limit, self._cap = min(caps.items(), key=lambda item: item[1])
-        self._dataset_length = caps.get("dataset", 0)
-        self._reports: list[FitReport] = []
-        self._fitting: list[FitReport] = []
-        """Those that fit, by size."""
-        self._wall: FitReport | None = None
-        """Smallest size that did not fit."""
-        self._num_left = MAX_PROBES
-        """Sizes that may still be run, once one fits."""
-        self._verified: set[int] = set()
-        """Sizes that were run with all that an epoch brings, however that ended."""
-        self._traces: list[AllocationTrace] = []
-        self._forecast: Forecast | None = None
-        """Once two sizes recorded what they asked of the allocator."""
-        self._line: Line | None = None
-        """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
-        self._end: int | None = None
-        """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
+    training: Training
+    recipe: Recipe
+    caps: Mapping[CeilingLimit, int]
+    """The other bounds on the batch size, each at least `smallest`."""
+    smallest: int = 1
+    """Below it the model refuses to train."""
+    step_s: Mapping[int, float] | None = None
+    """Seconds of a step by batch size, timed before. With it the sizes of the line take about `STEP_S` a step at the
+    most; what is larger is predicted, or run to verify it. None: steps may take any time."""
+    large: int = 0
+    """Least of the line's second size, where that is sure to fit."""
+    _reports: list[FitReport] = field(default_factory=list)
+    _fitting: list[FitReport] = field(default_factory=list)
+    """The last of each size that fits, by size."""
+    _wall: FitReport | None = None
+    """Smallest size that did not fit."""
+    _num_left: int = MAX_PROBES
+    """Sizes that may still be run, once one fits."""
+    _verified: set[int] = field(default_factory=set)
+    """Sizes that were run with all that an epoch brings, however that ended."""
+    _traces: list[AllocationTrace] = field(default_factory=list)
+    _forecast: Forecast | None = None
+    """Once two sizes recorded what they asked of the allocator."""
+    _line: Line | None = None
+    """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
+    _end: int | None = None
+    """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
 
     def bound(self) -> MemoryCeiling:
         """Run the sizes of the line and predict both ceilings; verified where the runs themselves decide it.
@@ -119,7 +109,7 @@ class MemoryProbe:
         hard = self._next_hard()
         if hard is None or self._end is None:
             return self.verify()
-        return self._ceiling(hard, max(self._smallest, self._safe_below(hard)), verified=False)
+        return self._ceiling(hard, max(self.smallest, self._safe_below(hard)), verified=False)
 
     def verify(self) -> MemoryCeiling:
         """Run sizes, after those that were run already, until both ceilings are among them. Raises as `bound` does."""
@@ -140,12 +130,13 @@ class MemoryProbe:
         Raises WorkloadError for a failure that no smaller batch would mend. A crash, a hang or a missing kernel may
         well be of this size alone.
         """
-        left = self._dataset_length % batch_size
-        partial = left if verify and left >= self._smallest and batch_size < self._dataset_length else None
+        length = self.caps.get("dataset", 0)
+        left = length % batch_size
+        partial = left if verify and left >= self.smallest and batch_size < length else None
         asked = BatchTry(
-            recipe=self._recipe, batch_size=batch_size, trace=trace, verify=verify, partial_batch_size=partial
+            recipe=self.recipe, batch_size=batch_size, trace=trace, verify=verify, partial_batch_size=partial
         )
-        report = self._training.try_batch(asked)
+        report = self.training.try_batch(asked)
         allocations, report = report.allocations, replace(report, allocations=None)
         if report.failure is not None and report.failure.kind == "user_error":
             raise _untrainable(report, " Correct it, and run again.")
@@ -153,14 +144,15 @@ class MemoryProbe:
         if verify:
             self._verified.add(batch_size)
         if report.fits:
-            self._fitting = sorted([*self._fitting, report], key=lambda each: each.batch_size)
+            others = (each for each in self._fitting if each.batch_size != batch_size)
+            self._fitting = sorted([*others, report], key=lambda each: each.batch_size)
         elif self._wall is None or batch_size < self._wall.batch_size:
             self._wall = report
         if allocations is not None and report.fits:
             self._traces.append(allocations)
             self._forecast = forecast_from(self._traces, self._fitting[-1])
-        if self._step_s is not None and report.step_s:
-            self._step_s[batch_size] = report.step_s
+        if self.step_s is not None and report.step_s:
+            self.step_s = {**self.step_s, batch_size: report.step_s}
         if self._fitting:
             self._num_left -= 1
             self._predict(self._fitting[0], self._fitting[-1])
@@ -181,6 +173,10 @@ class MemoryProbe:
     # What the runs say together.
 
     @property
+    def _cap(self) -> int:
+        return min(self.caps.values())
+
+    @property
     def _largest(self) -> int:
         return self._fitting[-1].batch_size
 
@@ -195,7 +191,7 @@ class MemoryProbe:
         larger, prediction = self._with_share(batch_size, 1 / ROOM), self._forecast or self._line
         if self._wall is not None and larger >= self._wall.batch_size:
             return False
-        return larger <= self._largest or prediction is None or prediction.outcome(larger) is not None
+        return larger <= self._largest or prediction is None or prediction.retries(larger) is not None
 
     def _with_share(self, batch_size: int, share: float) -> int:
         """The size that takes `share` of the memory that `batch_size` takes.
@@ -215,8 +211,8 @@ class MemoryProbe:
         """
         size, prediction = top, self._forecast or self._line
         while prediction is not None and size > least:
-            near = [prediction.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01)]
-            if all(outcome is not None and outcome.num_steady_retries <= most_retries for outcome in near):
+            near = [prediction.retries(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01)]
+            if all(retries is not None and retries <= most_retries for retries in near):
                 return size
             size = int(size * 0.995)
         return otherwise
@@ -225,23 +221,23 @@ class MemoryProbe:
 
     def _quick_cap(self) -> int:
         """The largest size that the line may have: by the best rate seen, a step of it takes `STEP_S` at most."""
-        if not self._step_s:
+        if not self.step_s:
             return self._cap
-        quick = STEP_S * max(size / took_s for size, took_s in self._step_s.items())
-        return min(self._cap, max(2 * self._smallest, int(quick)))
+        quick = STEP_S * max(size / took_s for size, took_s in self.step_s.items())
+        return min(self._cap, max(2 * self.smallest, int(quick)))
 
     def _run_line(self) -> None:
         """Run sizes until memory has visibly grown: a line or a forecast needs it. The cap is the answer if it fits."""
         if self._reports:
             return
-        size = max(self._smallest, min(LOW, self._quick_cap() // 4))
+        size = max(self.smallest, min(LOW, self._quick_cap() // 4))
         while not self._run(size, trace=True):
-            if size == self._smallest:
+            if size == self.smallest:
                 report = self._reports[-1]
                 if report.failure is not None and report.failure.is_of_memory:
                     raise nothing_fits(f"does not train in {report.precision}", report.failure)
                 raise _untrainable(report)
-            size = max(self._smallest, size // 2)
+            size = max(self.smallest, size // 2)
         while self._num_left > MAX_PROBES - MAX_LINE and (next_size := self._next_of_line()) is not None:
             if not self._run(next_size, trace=True, verify=next_size == self._cap):
                 break
@@ -251,7 +247,7 @@ class MemoryProbe:
         base, cap = self._largest, self._quick_cap()
         if self._wall is None and (size := min(cap, self._farther())) > base:
             return size
-        smaller = max(self._smallest, base // 2)  # where no larger size is sure to fit the second point lies below
+        smaller = max(self.smallest, base // 2)  # where no larger size is sure to fit the second point lies below
         return smaller if len(self._fitting) == 1 and smaller < base < cap else None
 
     def _farther(self) -> int:
@@ -264,7 +260,7 @@ class MemoryProbe:
             return 0
         per_sample = peak / base if self._line is None else self._line.slope
         sure, fits = (base + share * (budget - peak) / per_sample for share in (SURE, 1.0))
-        size = min(max(TIMES * base, self._large, base + THIRD * budget / per_sample), sure)
+        size = min(max(TIMES * base, self.large, base + THIRD * budget / per_sample), sure)
         return int(max(size, min(base + 1, fits)))
 
     # The two ceilings.
@@ -289,7 +285,7 @@ class MemoryProbe:
         size = self._safe_below(self._largest)
         if self._num_left == 1:
             size = min(size, self._with_share(self._largest, LEAST))
-        size = max(self._smallest, size)
+        size = max(self.smallest, size)
         return None if size in self._verified or (self._largest_comfortable or 0) >= size else size
 
     def _safe_below(self, hard: int) -> int:
@@ -302,11 +298,11 @@ class MemoryProbe:
 
     def _ceiling(self, hard: int, safe: int, *, verified: bool = True) -> MemoryCeiling:
         wall, line = self._wall, self._line
-        limit = self._limit if hard == self._cap else "memory"
+        limit = min(self.caps, key=self.caps.__getitem__) if hard == self._cap else "memory"
         if limit == "memory" and wall is not None and wall.failure is not None and not wall.failure.is_of_memory:
             limit = "memory" if self._end is not None and self._end < wall.batch_size else "failure"
         return MemoryCeiling(
-            precision=self._recipe.precision,
+            precision=self.recipe.precision,
             batch_size=hard,
             safe_batch_size=safe,
             limit=limit,
@@ -340,10 +336,15 @@ def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
     return (loader.num_prefetched + loader.num_workers) * loader.batch_size * sample_bytes
 
 
-def largest_host_batch(facts: WorkloadFacts, host: HostFacts) -> int:
-    """Largest batch that the host can hold once, as a loader without workers or pinning makes it. The smallest that
-    trains is tried anyway."""
-    return max(facts.smallest_batch, int(RAM_SHARE * host.ram_available_bytes / max(1, facts.sample_bytes)))
+def caps_of(facts: WorkloadFacts, max_batch_size: int | None, host: HostFacts) -> dict[CeilingLimit, int]:
+    """Limits of the batch size other than the device's memory. The host has to hold a batch once, as a loader without
+    workers or pinning makes it. The smallest that trains is tried anyway."""
+    caps: dict[CeilingLimit, int | None] = {"dataset": facts.dataset_length, "cap": max_batch_size}
+    if facts.fixed_batch_size is not None:
+        caps = {"fixed": facts.fixed_batch_size}
+    held = int(RAM_SHARE * host.ram_available_bytes / max(1, facts.sample_bytes))
+    caps["host_memory"] = max(facts.smallest_batch, held)
+    return {limit: size for limit, size in caps.items() if size is not None}
 
 
 def fits_host(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> bool:

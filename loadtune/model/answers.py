@@ -7,16 +7,18 @@ it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import bdtrc, ndtr
 
-from loadtune.model.fit import SEGMENT_SD, Prediction, ThroughputModel
-from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
-from loadtune.records.result import Part, Resource, ResourceLimit
+from loadtune.model.fit import SEGMENT_SD, Prediction, ThroughputModel, points_at, segments_of
+from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Bottleneck, Finalist, Part, PredictedChange, ResourceLimit, RooflinePoint, Trial
 from loadtune.statistics.interval import Interval, around_ratio
 
 NUM_DRAWS = 400
@@ -44,16 +46,15 @@ improvement a second alone, replays of two tables tried cheap settings only and 
 HELD = 2
 """Predictions in a row that must have held before the search ends."""
 
+MISSED = 0.05
+"""Predictions are said to miss where so many misses would be less likely than this, if each had its 5%."""
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The setting to try next, by its place among the candidates."""
+UNEXPLAINED = 1.25
+"""Ratio between what the resources give and what was measured, either way, from which on no resource is named: a rate
+that far from the measured one would contradict it."""
 
-    index: int
-    predicted: Interval
-    """Samples/s of one segment."""
-    expected: float
-    """Its expected improvement over the best, on the logarithm; below 0: nothing else can be tried."""
+WORTH_TELLING = 1.03
+"""Gain of a change that is worth a line."""
 
 
 def propose(
@@ -63,8 +64,11 @@ def propose(
     took_s: Array | float = 1.0,
     left_s: float = math.inf,
     at_most: Array | float = math.inf,
-) -> Proposal:
-    """By expected improvement over the best setting that was tried, for each second beyond a fair share of the time.
+) -> tuple[int, Interval, float]:
+    """The setting to try next, by its place among the candidates; samples/s of one segment of it; its expected
+    improvement over the best, on the logarithm, below 0 where nothing else can be tried.
+
+    By expected improvement over the best setting that was tried, for each second beyond a fair share of the time.
 
     ``tried``: places among the candidates, not empty. ``took_s``: seconds that trying each takes; ``left_s``: the time
     for all. ``at_most``: the logarithm of a rate that none of them can exceed; what is expected beyond it is no
@@ -83,7 +87,7 @@ def propose(
     improvement[list(tried)] = -1.0
     each_s = np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else 1.0
     index = int((improvement / each_s).argmax())
-    return Proposal(index, of_segment(found, index), float(improvement[index]))
+    return index, of_segment(found, index), float(improvement[index])
 
 
 def of_segment(found: Prediction, index: int) -> Interval:
@@ -91,9 +95,9 @@ def of_segment(found: Prediction, index: int) -> Interval:
     return around_ratio(math.exp(found.mean[index]), 1.96 * np.hypot(found.sd[index], SEGMENT_SD))
 
 
-def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:
-    """Whether the proposed setting is not worth its time, and the last predictions held."""
-    return proposal.expected < ENOUGH and len(held) >= HELD and all(held[-HELD:])
+def is_enough(expected: float, held: Sequence[bool]) -> bool:
+    """Whether a setting of this expected improvement is not worth its time, and the last predictions held."""
+    return expected < ENOUGH and len(held) >= HELD and all(held[-HELD:])
 
 
 def _improvement(standardized: Array) -> Array:
@@ -103,19 +107,67 @@ def _improvement(standardized: Array) -> Array:
     return np.asarray(standardized * ndtr(standardized) + density)
 
 
-class Explained(NamedTuple):
-    """What resources make of the rates of one setting, and of others."""
+def bottleneck(
+    job: Job,
+    measured: Sequence[tuple[TrialConfig, Measurement]],
+    winner: Finalist,
+    searched: Sequence[int],
+    trials: Sequence[Trial] = (),
+) -> Bottleneck:
+    """Of the winner.
 
-    share: float
-    """Of the measured rate, what the resources alone give; 1 between all of them together and the slowest by itself."""
-    limits: tuple[ResourceLimit, ...]
-    """What each resource allows at the setting, the one that most probably limits first."""
-    others: list[tuple[Interval, dict[Resource, float]]]
-    """Samples/s at each other setting, and what each resource that is used allows there, in the median."""
+    ``measured``: trials, and runs of the confirmation; the winner is among them. ``searched``: numbers of workers, for
+    the roofline beside the winner's own. ``trials``: whose predictions are judged.
+    """
+    model, here = ThroughputModel(job, segments_of(measured, job)), points_at([winner.config], job)
+    others = _with_workers(here, sorted({*searched, winner.config.loader.num_workers}))
+    share, limits, roofline = explain(model, here, winner.samples_per_s, others)
+    tested = [(trial.predicted, trial.measurement) for trial in trials if trial.predicted and trial.measurement]
+    num_missed = sum(not said.holds(run.samples_per_s) for said, run in tested)
+    so_many_by_chance = float(bdtrc(num_missed - 1, len(tested), 0.05))  # or more
+    return Bottleneck(
+        config=winner.config,
+        num_predicted=len(tested),
+        num_missed=num_missed,
+        explained=share,
+        holds=so_many_by_chance >= MISSED and abs(math.log(share)) < math.log(UNEXPLAINED),
+        limits=limits,
+        changes=_changes(model, here),
+        roofline=roofline,
+    )
 
 
-def explain(model: ThroughputModel, here: Points, measured_per_s: float, others: Points) -> Explained:
-    """``here``: a single setting. What the form leaves out there is left out at all others, too."""
+def _changes(model: ThroughputModel, here: Points) -> tuple[PredictedChange, ...]:
+    job, twice = model.job, _with_workers(here, 2 * here["num_workers"])
+    halved = replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
+    cores = change(model, here, twice, replace(job, num_cores=2 * job.num_cores))
+    loading = change(model, here, here, halved)
+    now, then = (int(each["num_workers"][0]) for each in (here, twice))
+    found = [
+        PredictedChange(kind="twice_the_cores", num_workers=then, samples_per_s=cores.rate, gain=cores.gain),
+        PredictedChange(kind="half_the_loading", num_workers=now, samples_per_s=loading.rate, gain=loading.gain),
+    ]
+    worth = [each for each in found if each.gain.value >= WORTH_TELLING]
+    return tuple(sorted(worth, key=lambda each: -each.gain.value))
+
+
+def _with_workers(here: Points, num_workers: Sequence[int] | Array) -> Points:
+    """The setting, once with each of these."""
+    found = np.repeat(here, len(num_workers))
+    found["num_workers"] = num_workers
+    return found
+
+
+def explain(
+    model: ThroughputModel, here: Points, measured_per_s: float, others: Points
+) -> tuple[float, tuple[ResourceLimit, ...], tuple[RooflinePoint, ...]]:
+    """What resources make of the rates of one setting, and of others: of the measured rate, the share that the
+    resources alone give, 1 between all of them together and the slowest by itself; what each resource allows here, the
+    one that most probably limits first; samples/s at each other setting, and what each resource that is used allows
+    there, in the median.
+
+    ``here``: a single setting. What the form leaves out there is left out at all others, too.
+    """
     points = np.concatenate([here, others])
     theta, _ = model.draws(NUM_DRAWS, points)
     found = demands(theta, model.job, points, with_parts=True)
@@ -130,20 +182,21 @@ def explain(model: ThroughputModel, here: Points, measured_per_s: float, others:
             resource=name,
             samples_per_s=_estimate(factor / np.maximum(needed[at, :, 0], 1e-12)),
             probability=float(np.mean(slowest == at)),
-            shares=_shares(found, name),
+            shares=_shares(found.parts[name]),
         )
         for at, name in enumerate(RESOURCES)
         if needed[at, :, 0].any()
     ]
-    allowed = [
-        {name: factor / float(each) for name, each in zip(RESOURCES, column, strict=True) if each > 0}
-        for column in typical.T
-    ]
-    return Explained(
-        share=float(np.clip(measured_per_s, *formed)) / measured_per_s,
-        limits=tuple(sorted(limits, key=lambda limit: (-limit.probability, limit.samples_per_s.value))),
-        others=list(zip(spans, allowed, strict=True))[1:],
+    limits.sort(key=lambda limit: (-limit.probability, limit.samples_per_s.value))
+    roofline = tuple(
+        RooflinePoint(
+            num_workers=int(number),
+            samples_per_s=rate,
+            limits={name: factor / float(each) for name, each in zip(RESOURCES, column, strict=True) if each > 0},
+        )
+        for number, rate, column in zip(others["num_workers"], spans[1:], typical.T[1:], strict=True)
     )
+    return float(np.clip(measured_per_s, *formed)) / measured_per_s, tuple(limits), roofline
 
 
 class Changed(NamedTuple):
@@ -181,9 +234,9 @@ def best_of(model: ThroughputModel, points: Points, job: Job) -> int:
     return int(np.argmax(model.mean(points) - np.log(ratio)))
 
 
-def _shares(found: Demands, resource: Resource) -> dict[Part, float]:
+def _shares(parts: Mapping[Part, Array]) -> dict[Part, float]:
     """At the first setting."""
-    medians = {part: float(np.median(seconds[..., 0])) for part, seconds in found.parts[resource].items()}
+    medians = {part: float(np.median(seconds[..., 0])) for part, seconds in parts.items()}
     total = sum(medians.values())
     return {part: seconds / total for part, seconds in medians.items() if seconds > 0}
 

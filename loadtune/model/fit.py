@@ -8,6 +8,8 @@ of the workers, which a segment measures directly, are fitted along with it. The
 weighted by their evidence.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +18,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from loadtune.model.resources import POINT, PRIORS, Array, Job, Points, demands, prior_of
+from loadtune.model.workers import WAITS
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement
 
 SCALES = (0.04, 0.08, 0.16, 0.32)
 """Standard deviations of the logarithm that are considered for what the form leaves out."""
@@ -41,6 +46,45 @@ other code."""
 
 STEP = 1e-4
 """Of a parameter's logarithm, for slopes."""
+
+
+def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
+    recipes, codes = list(job.compute), [each.changes for each in job.codes]
+    settings = [(c.batch_size, c.loader.num_workers, c.loader.pin_memory, recipes.index(c.precision)) for c in configs]
+    rows = [(*each, codes.index(config.remedies)) for each, config in zip(settings, configs, strict=True)]
+    return np.array(rows, POINT)
+
+
+def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], job: Job) -> Segments:
+    points = points_at([config for config, _ in trials], job).tolist()
+    rows = [
+        (*point, measured.samples_per_s, *_parts(config, measured, job))
+        for point, (config, measured) in zip(points, trials, strict=True)
+    ]
+    return np.array(rows, SEGMENT)
+
+
+def _parts(config: TrialConfig, measured: Measurement, job: Job) -> tuple[float, ...]:
+    """Seconds a sample of each part of a segment, in the order of `PART_SD`; NaN where it was not seen.
+
+    Without workers training waits for the loader as long as that takes, and, where it pins, for that too. A pinning
+    thread is timed over the windows in which batches were always queued for it. Where samples hardly wait, their CPU
+    seconds are as much as those of a worker's clock.
+    """
+    windows, loader, seen = measured.windows, config.loader, measured.telemetry
+    make_s, device_s, pin_s, cpu_s = measured.refill_s / config.batch_size, math.nan, math.nan, math.nan
+    num_samples = sum(window.num_samples for window in windows)
+    if not loader.num_workers and not loader.pin_memory:
+        make_s = sum(window.wait_s for window in windows) / num_samples
+    busy_s = [w.copy_s + w.compute_s for w in windows if w.copy_s is not None and w.compute_s is not None]
+    if len(busy_s) == len(windows):
+        device_s = sum(busy_s) / num_samples
+    busy = [(window.seconds, window.num_pinned) for window in windows if window.num_pinned and window.least_unpinned]
+    if busy and loader.num_workers and loader.pin_memory:
+        pin_s = sum(seconds for seconds, _ in busy) / sum(number for _, number in busy) / config.batch_size
+    if loader.num_workers and seen is not None and job.sample_s >= WAITS * job.sample_cpu_s:
+        cpu_s = (seen.workers_cpu_cores or 0.0) / measured.samples_per_s
+    return tuple(part or math.nan for part in (make_s, device_s, pin_s, cpu_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Finalist, TuningResult, Winner
+from loadtune.records.result import Attempt, Finalist, TuningResult, Winner
 from loadtune.units import counted, percent_text, ratio_text
 
 MISREAD = 1.1
@@ -26,6 +26,10 @@ LAST_SHARE = 0.04
 """Of the time budget, for what comes after the final."""
 
 Failed = tuple[TrialConfig, TrialFailure]
+
+
+def failures_of(attempts: Iterable[Attempt]) -> list[Failed]:
+    return [(each.config, each.failure) for each in attempts if each.failure is not None]
 
 
 def is_barred(failures: Sequence[TrialFailure]) -> bool:

@@ -5,7 +5,7 @@ keywords of `tune`, checks, help and docs/options.md are made of it (`loadtune.o
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -20,7 +20,6 @@ MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
 OptionalDimension = Literal["compile"]
 """Searched where ``--tune`` names it; else PyTorch's default holds. Decided with the recipe, once per precision."""
-OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
 
 Dimension = Literal[
     "batch_size",
@@ -75,15 +74,10 @@ class LoaderConfig:
 
     def kwargs(self) -> dict[str, Any]:
         """What ``DataLoader(dataset, **kwargs)`` takes; arguments that raise at 0 workers are left out there."""
-        chosen: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
-            "pin_memory": self.pin_memory,
-        }
-        if self.num_workers > 0:
-            chosen |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent_workers}
-            chosen |= {} if self.in_order else {"in_order": False}  # PyTorch's default needs no line in a script
-        return chosen
+        left_out = {"in_order"} if self.in_order else set[str]()  # PyTorch's default needs no line in a script
+        if self.num_workers == 0:
+            left_out = {"prefetch_factor", "persistent_workers", "in_order"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +136,7 @@ class Option:
     help: str
     """Meaning, unit and range, in a sentence or two."""
     flags: tuple[str, ...] = ()
-    """On the command line. Empty: the field's name with dashes."""
+    """On the command line. Empty: the field's name with dashes, without its unit."""
     value: str | None = None
     """What stands for its value in help. None: N for numbers, else NAME."""
     default: str | None = None
@@ -153,12 +147,13 @@ class Option:
     most: float | None = None
 
 
-def _option(panel: Panel, usual: Any, help: str, **described: Any) -> Any:
+def _option(panel: Panel, help: str, usual: Any = None, **described: Any) -> Any:
     """A field with this default, which an `Option` gives."""
     return field(default=usual, metadata={"option": Option(panel=panel, help=help, **described)})
 
 
-_train, _now, _limit, _search = (partial(_option, panel) for panel in PANELS[:4])
+_train, _now, _limit, _search, _output = (partial(_option, panel) for panel in PANELS)
+_train_path = partial(_train, value="PATH:FN")
 
 
 TIMM = "timm:"
@@ -178,36 +173,28 @@ class WorkloadSpec:
     ``PATH:FN`` is an import path: ``pkg.mod:name`` or ``FILE.py:name``.
     """
 
-    loader: str | None = _train(
-        None,
-        "Your DataLoader, or a function that returns it, in place of --dataset. Its settings are the baseline.",
-        value="PATH:FN",
+    loader: str | None = _train_path(
+        "Your DataLoader, or a function that returns it, in place of --dataset. Its settings are the baseline."
     )
     dataset: str = _train(
-        "FakeData", "FakeData (random images), a class of torchvision.datasets, or PATH:FN that returns a dataset."
+        "FakeData (random images), a class of torchvision.datasets, or PATH:FN that returns a dataset.", "FakeData"
     )
-    model: str = _train("resnet50", "A model of torchvision, timm:NAME, or PATH:FN that returns a model.")
-    loss: str | None = _train(
-        None,
+    model: str = _train("A model of torchvision, timm:NAME, or PATH:FN that returns a model.", "resnet50")
+    loss: str | None = _train_path(
         "Your loss: fn(outputs, targets), or fn(model, batch) with arguments of these names.",
-        value="PATH:FN",
         default="cross entropy; model(**batch).loss for mappings",
     )
     optimizer: str = _train(
-        "sgd", "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) or fn(model) that returns an optimizer."
+        "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) or fn(model) that returns an optimizer.", "sgd"
     )
-    step: str | None = _train(
-        None,
-        "make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then.",
-        value="PATH:FN",
+    step: str | None = _train_path(
+        "make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then."
     )
-    collate: str | None = _train(None, "Collate function for --dataset.", value="PATH:FN", default="PyTorch's")
-    data_root: str | None = _train(
-        None, "Folder that the torchvision dataset reads. Nothing is downloaded.", value="FOLDER"
-    )
-    image_size: int | None = _train(None, "Height and width of the images, in pixels.", default="the model's", least=1)
-    num_classes: int | None = _train(None, "Number of classes.", default="the dataset's, else 1000", least=1)
-    accumulate: int = _train(1, "Batches per optimizer step, which uses the mean of their gradients.", least=1)
+    collate: str | None = _train_path("Collate function for --dataset.", default="PyTorch's")
+    data_root: str | None = _train("Folder that the torchvision dataset reads. Nothing is downloaded.", value="FOLDER")
+    image_size: int | None = _train("Height and width of the images, in pixels.", default="the model's", least=1)
+    num_classes: int | None = _train("Number of classes.", default="the dataset's, else 1000", least=1)
+    accumulate: int = _train("Batches per optimizer step, which uses the mean of their gradients.", 1, least=1)
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
     """Parts that were passed to ``tune`` as Python objects; set by it. The name of such a part is only a label."""
@@ -246,19 +233,14 @@ class YourSettings:
     """The settings that the user trains with today. None: not given; a default is assumed, and marked as assumed."""
 
     batch_size: int | None = _now(
-        None,
-        "Your batch size. The best settings at this size are reported too.",
-        default="your loader's, else 64",
-        least=1,
+        "Your batch size. The best settings at this size are reported too.", default="your loader's, else 64", least=1
     )
-    num_workers: int | None = _now(None, "Your number of worker processes.", default="your loader's, else 0", least=0)
-    pin_memory: bool | None = _now(None, "Whether you pin memory.", default="your loader's, else no")
+    num_workers: int | None = _now("Your number of worker processes.", default="your loader's, else 0", least=0)
+    pin_memory: bool | None = _now("Whether you pin memory.", default="your loader's, else no")
     precision: Precision | None = _now(
-        None, "Your precision: fp32, or mixed precision (AMP).", flags=("--amp",), default="fp32", allowed=PRECISIONS
+        "Your precision: fp32, or mixed precision (AMP).", flags=("--amp",), default="fp32", allowed=PRECISIONS
     )
-    persistent_workers: bool | None = _now(
-        None, "Whether your workers outlive an epoch.", default="your loader's, else no"
-    )
+    persistent_workers: bool | None = _now("Whether your workers outlive an epoch.", default="your loader's, else no")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,65 +250,45 @@ class TuneConfig:
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
     yours: YourSettings = field(default_factory=YourSettings)
     device: str | None = _limit(
-        None,
-        "cpu, cuda, cuda:1, or a GPU's UUID.",
-        value="DEVICE",
-        default="the GPU with the most free memory, else the CPU",
+        "cpu, cuda, cuda:1, or a GPU's UUID.", value="DEVICE", default="the GPU with the most free memory, else the CPU"
     )
     time_budget_s: float = _limit(
-        240.0,
-        "Time limit of the whole run, at least 5. A run ends earlier once it knows enough.",
-        flags=("--time-budget",),
-        least=5.0,
+        "Time limit of the whole run, at least 5. A run ends earlier once it knows enough.", 240.0, least=5.0
     )
-    num_trials: int = _limit(12, "Most configurations that the search runs.", flags=("--trials",), least=1)
+    num_trials: int = _limit("Most configurations that the search runs.", 12, flags=("--trials",), least=1)
     max_batch_size: int | None = _limit(
-        None, "Largest batch size to try.", default="what fits, at most a tenth of an epoch", least=1
+        "Largest batch size to try.", default="what fits, at most a tenth of an epoch", least=1
     )
     max_workers: int | None = _limit(
-        None, "Most workers to try.", default="the usable cores; more if loading waits for storage", least=0
+        "Most workers to try.", default="the usable cores; more if loading waits for storage", least=0
     )
     max_gpu_memory_bytes: int | None = _limit(
-        None,
         "Most GPU memory that training may use, CUDA context included: 24GiB, 80GB.",
-        flags=("--max-gpu-memory",),
         value="SIZE",
         default="all that is free",
         least=1024**2,
     )
     precisions: tuple[Precision, ...] | None = _search(
-        None,
         "Precisions to try; repeat, or join by commas.",
         flags=("--precision",),
         default="all that the device supports",
         allowed=PRECISIONS,
     )
     tune: tuple[OptionalDimension, ...] = _search(
-        (), "Search this setting as well.", default="none", allowed=OPTIONAL_DIMENSIONS
+        "Search this setting as well.", (), allowed=get_args(OptionalDimension)
     )
     fix: tuple[Fixed, ...] = _search(
-        (),
-        "Keep a setting at this value, as in num_workers=4; repeat, or join by commas.",
-        value="NAME=VALUE",
-        default="none",
+        "Keep a setting at this value, as in num_workers=4; repeat, or join by commas.", (), value="NAME=VALUE"
     )
     remedies: RemedyMode = _search(
-        "auto",
         "Changes of your code to try: those that are expected to gain 3% or more, or all that apply.",
+        "auto",
         allowed=REMEDY_MODES,
     )
-    seed: int = _search(
-        0,
-        "Seed of the data order and of the order of measurements.",
-        least=0,
-        most=2**32 - 1,  # NumPy's limit, which Optuna's samplers share
-    )
-    out: str = _option(
-        "Output",
-        "loadtune-results",
-        "Folder in which the run makes a folder of its own.",
-        flags=("-o", "--out"),
-        value="FOLDER",
+    # The largest that NumPy takes, which Optuna's samplers share.
+    seed: int = _search("Seed of the data order and of the order of measurements.", 0, least=0, most=2**32 - 1)
+    out: str = _output(
+        "Folder in which the run makes a folder of its own.", "loadtune-results", flags=("-o", "--out"), value="FOLDER"
     )
 
     def fixed(self, name: Dimension) -> Setting | None:
@@ -340,7 +302,6 @@ class TuneConfig:
         return self.precisions if fixed is None else (fixed,)
 
     @property
-    def named_batch_size(self) -> int | None:
-        """The largest batch size that the user named, in ``fix`` or ``yours``. None: the user named none."""
-        named = [int(size) for size in (self.fixed("batch_size"), self.yours.batch_size) if size is not None]
-        return max(named, default=None)
+    def named_batch_sizes(self) -> list[int]:
+        """Those that the user named, in ``fix`` or ``yours``."""
+        return [int(size) for size in (self.fixed("batch_size"), self.yours.batch_size) if size is not None]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from loadtune.records.config import Precision
 
 # CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
-_BLOCK_BYTES = 512
+BLOCK_BYTES = 512
 
 
 def block_bytes(count: int) -> int:
     """What the allocator takes at the least for so many bytes."""
-    return -(-count // _BLOCK_BYTES) * _BLOCK_BYTES
+    return -(-count // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-import loadtune
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
@@ -320,7 +320,8 @@ class TuningResult:
 
     def __repr__(self) -> str:
         """What `loadtune run` prints at its end."""
-        return loadtune.answer_text(self)
+        shown: str = import_module("loadtune.adopt").answer_text(self)  # above: it knows how results are shown
+        return shown
 
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it
@@ -332,4 +333,5 @@ class TuningResult:
         dataset makes the batches keeps them. Warns with UserWarning where the answer is not confirmed, as
         `best_loader_kwargs` does. Raises ResultError where there is no answer.
         """
-        return loadtune.apply(self, loader, keep_batch_size=keep_batch_size)
+        made: DataLoader[Any] = import_module("loadtune.adopt").apply(self, loader, keep_batch_size=keep_batch_size)
+        return made

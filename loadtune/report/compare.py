@@ -12,7 +12,7 @@ from loadtune.records.facts import HostFacts
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.tables import Section, Table, View, confirmed_row
 from loadtune.report.wording import field_text, gain_text
-from loadtune.statistics.interval import Interval, Mean, ratio_of
+from loadtune.statistics.interval import Interval, ratio_of
 from loadtune.units import MISSING, bytes_text
 
 Value = str | int | float | bool | None
@@ -72,21 +72,22 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     """
     known = before.facts is not None and after.facts is not None
     if found := _changes(_trained(before, known), _trained(after, known)):
-        given = [["not given" if value is None else value for value in (c.before, c.after)] for c in found]
-        listed = "; ".join(f"{c.name}: {old} and {new}" for c, (old, new) in zip(found, given, strict=True))
+        listed = "; ".join(f"{change.name}: {change.before} and {change.after}" for change in found)
         raise ResultError(
             f"The two results are not of one workload ({listed}). Throughput of different training steps cannot"
             " be compared. Name two results of the same dataset, model, image size, classes and optimizer."
         )
-    first, second = (result.best_at_your_batch if keep_batch_size else result.best for result in (before, after))
-    old, new = _mean(before, first), _mean(after, second)
+    both = [(result, result.best_at_your_batch if keep_batch_size else result.best) for result in (before, after)]
+    first, second = (_side(*each) for each in both)
+    confirmed = [(result, each) for result, winner in both if (each := finalist_of(result.finalists, winner))]
+    means = [each.mean_among(result.finalists) for result, each in confirmed]
     return Comparison(
         workload=before.config.workload.title,
-        before=_side(before, first),
-        after=_side(after, second),
-        ratio=ratio_of(old, new) if old and new else None,
+        before=first,
+        after=second,
+        ratio=ratio_of(means[0], means[1]) if len(means) > 1 else None,
         changes=_changes(_around(before), _around(after)),
-        notes=(*_notes("first", before, first), *_notes("second", after, second)),
+        notes=(*_notes("first", *both[0]), *_notes("second", *both[1])),
     )
 
 
@@ -109,11 +110,13 @@ def view(found: Comparison) -> View:
         columns=("", "before", "after"),
         rows=tuple((field_text(c.name), _shown(c.name, c.before), _shown(c.name, c.after)) for c in found.changes),
     )
-    return View(
-        title=f"{found.workload}: {found.before.created} → {found.after.created}",
-        tables=(winners, changes),
-        sections=(Section(title="Throughput", lines=(ratio,)), Section(title="Notes", lines=(*found.notes, *same))),
-    )
+    return [
+        f"{found.workload}: {found.before.created} → {found.after.created}",
+        winners,
+        changes,
+        Section(title="Throughput", lines=(ratio,)),
+        Section(title="Notes", lines=(*found.notes, *same)),
+    ]
 
 
 def _shown(name: str, value: Value) -> str:
@@ -126,7 +129,8 @@ def _trained(result: TuningResult, with_facts: bool) -> dict[str, Value]:
     """What makes the training step: where it differs, throughputs cannot be compared."""
     spec = result.config.workload
     named = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in _BESIDE_THE_STEP}
-    return named | ({name: str(getattr(result.facts, name)) for name in _OF_THE_STEP} if with_facts else {})
+    named |= {name: str(getattr(result.facts, name)) for name in _OF_THE_STEP} if with_facts else {}
+    return {name: "not given" if value is None else value for name, value in named.items()}
 
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
@@ -155,12 +159,6 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
     figures = {name: cell.text for name, cell in row.items()}
     device, hostname = result.device.name, result.host.hostname
     return Side(created=result.created, hostname=hostname, device=device, winner=winner, figures=figures)
-
-
-def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
-    """Of a confirmation. None: it has no winner."""
-    finalist = finalist_of(result.finalists, winner)
-    return finalist.mean_among(result.finalists) if finalist else None
 
 
 def _notes(which: str, result: TuningResult, winner: Winner | None) -> tuple[str, ...]:

@@ -23,10 +23,8 @@ _LARGEST = " ◀"
 
 
 def footprint_view(report: FootprintReport) -> View:
-    tables = [_account_table(report.account, report.estimate)]
-    if report.layers:
-        tables.append(_layers_table(report.layers, report.account))
-    return View(tables=tuple(tables), sections=(Section(title="", lines=_notes(report)),))
+    layers = [_layers_table(report.layers, report.account)] if report.layers else []
+    return [_account_table(report.account, report.estimate), *layers, Section(title="", lines=_notes(report))]
 
 
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:

@@ -7,12 +7,12 @@ setting is lost.
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
-from loadtune.records.config import TrialConfig
+from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner
 from loadtune.report.store import as_json
 from loadtune.report.tables import Section, winners_table
@@ -94,67 +94,61 @@ def _gain_of(each: TriedRemedy) -> str:
     return predicted + (f"Not measured alone: {each.reason}. " if each.reason else "")
 
 
-class Line(NamedTuple):
-    code: str
-    is_changed: bool = False
-    """Whether a plain training step has it otherwise, or not at all."""
-
-
 def step_code(result: TuningResult, config: TrialConfig) -> str:
     """Model, optimizer and training step as the recipe was measured, for the device and the batches of a result."""
-    return "".join(f"{line.code}\n" for line in _step(result, config))
+    return "".join(f"{line}\n" for line in _step(result, config))
 
 
 def changed_lines(result: TuningResult, config: TrialConfig) -> list[str]:
     """What the recipe changes in a plain training step: lines of `step_code`, those of the loop as if outside of it."""
-    return [line.code.removeprefix("    ") for line in _step(result, config) if line.is_changed]
+    if config.precision == "own":
+        return []
+    plain = _step(result, replace(config, recipe=Recipe()))
+    changed = (lines for lines in _step(result, config) if lines not in plain)
+    return [line.removeprefix("    ") for lines in changed for line in lines.splitlines()]
 
 
-def _step(result: TuningResult, config: TrialConfig) -> list[Line]:
-    """A function of the user's own has the name of the option that takes it."""
+def _step(result: TuningResult, config: TrialConfig) -> list[str]:
+    """Lines that belong together are one. A function of the user's own has the name of the option that takes it."""
     spec, facts, device, recipe = result.config.workload, result.facts, result.device.kind, config.recipe
     if config.precision == "own":
-        return [Line(f'step = make_step("{device}")\n'), Line("for batch in loader:"), Line("    step(batch)")]
+        return [f'step = make_step("{device}")\n', "for batch in loader:", "    step(batch)"]
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
     layout = ", memory_format=torch.channels_last" if recipe.memory_format == "channels_last" else ""
-    lines = [Line("import torch\n"), Line(f'model = model.to("{device}"{layout})', bool(layout))]
+    lines = ["import torch\n", f'model = model.to("{device}"{layout})']
     if spec.named_optimizer is None:
-        made = "make_optimizer(model.parameters())  # your own function, which may take the model"
-        lines.append(Line(f"optimizer = {made}"))
+        lines.append("optimizer = make_optimizer(model.parameters())  # your own function, which may take the model")
     else:
         name, arguments = OPTIMIZER[spec.named_optimizer]
         made = f"torch.optim.{name}(model.parameters(), {arguments}{', fused=True' * recipe.fused_optimizer})"
-        lines += [Line("# set your own learning rate"), Line(f"optimizer = {made}", recipe.fused_optimizer)]
+        lines += ["# set your own learning rate", f"optimizer = {made}"]
     # Compiled for one batch size, as it was measured: a graph for any size may be slower.
-    lines += [Line("model = torch.compile(model, dynamic=False)", True)] if recipe.compile else []
-    lines += [Line(f'scaler = torch.amp.GradScaler("{device}")', True)] if config.precision == "fp16" else []
+    lines += ["model = torch.compile(model, dynamic=False)"] if recipe.compile else []
+    lines += [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
     batch, loss = "inputs, targets", "loss_fn(model(inputs), targets)"
     to = f'"{device}"{", non_blocking=True" if config.loader.pin_memory else ""}'
-    body = [Line(f"inputs = inputs.to({to}{layout})", bool(layout)), Line(f"targets = targets.to({to})")]
+    body = [f"inputs = inputs.to({to}{layout})", f"targets = targets.to({to})"]
     if facts is not None and (facts.own_batches or facts.batch_is_mapping):
         batch, loss = "batch", "loss_fn(model, batch)" if facts.own_batches else "model(**batch).loss"
-        body = [Line("# move the tensors of the batch to the device")]
+        body = ["# move the tensors of the batch to the device"]
     loop = f"for {batch} in loader:"
     if spec.accumulate > 1:
         loop = f"for number, {batch if batch == 'batch' else f'({batch})'} in enumerate(loader, start=1):"
-    if config.precision == "fp32":
-        body.append(Line(f"loss = {loss}"))
-    else:
-        dtype = _AUTOCAST[config.precision]
-        body += [Line(f'with torch.autocast("{device}", dtype={dtype}):', True), Line(f"    loss = {loss}", True)]
+    body.append(f"loss = {loss}")
+    if config.precision != "fp32":
+        body[-1:] = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    loss = {loss}"]
     body += _update(config.precision == "fp16", spec.accumulate)
-    return [*lines, Line(f"\n{loop}"), *(Line(f"    {line.code}", line.is_changed) for line in body)]
+    return [*lines, f"\n{loop}", *(textwrap.indent(line, "    ") for line in body)]
 
 
-def _update(is_scaled: bool, accumulate: int) -> list[Line]:
+def _update(is_scaled: bool, accumulate: int) -> list[str]:
     loss, clear = "loss" if accumulate == 1 else f"loss / {accumulate}", "optimizer.zero_grad(set_to_none=True)"
     backward, update = f"{loss if accumulate == 1 else f'({loss})'}.backward()", ["optimizer.step()"]
     if is_scaled:
         backward, update = f"scaler.scale({loss}).backward()", ["scaler.step(optimizer)", "scaler.update()"]
     if accumulate == 1:
-        return [Line(clear), *(Line(code, is_scaled) for code in (backward, *update))]
-    within = (f"    {code}" for code in (*update, clear))
-    return [Line(code, is_scaled) for code in (backward, f"if number % {accumulate} == 0:", *within)]
+        return [clear, backward, *update]
+    return [backward, "\n    ".join([f"if number % {accumulate} == 0:", *update, clear])]
 
 
 def _loader_call(result: TuningResult) -> str:
@@ -205,7 +199,7 @@ def _script(result: TuningResult, winner: Winner, said: Sequence[str], *parts: s
     return "\n".join([comment, *parts])
 
 
-def python_module(result: TuningResult, winner: Winner) -> str:
+def python(result: TuningResult, winner: Winner) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
     use, parts = f"Use: {_loader_call(result)}.", [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
     if recipe := _recipe(winner):
@@ -214,7 +208,7 @@ def python_module(result: TuningResult, winner: Winner) -> str:
     return _script(result, winner, [use], *parts)
 
 
-def pytorch_loop(result: TuningResult, winner: Winner) -> str:
+def pytorch(result: TuningResult, winner: Winner) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``.
 
     Changes of the code that gain follow as comments, because they belong into several places of that script.
@@ -245,7 +239,7 @@ def json(result: TuningResult, winner: Winner) -> str:
             "created": result.created,
             "loadtune_version": result.loadtune_version,
         }
-    ).decode()
+    )
 
 
 def env(result: TuningResult, winner: Winner) -> str:
@@ -290,7 +284,7 @@ def github_action_benchmark(result: TuningResult, _: Winner) -> str:
         for which, winner in winners.items()
         if winner is not None
     ]
-    return as_json(entries).decode()
+    return as_json(entries)
 
 
 def lightning(result: TuningResult, winner: Winner) -> str:
@@ -307,7 +301,7 @@ def lightning(result: TuningResult, winner: Winner) -> str:
     return _script(result, winner, said, imports, kwargs, _DATA_MODULE, "", _assignment("TRAINER_KWARGS", trainer))
 
 
-def transformers(result: TuningResult, winner: Winner) -> str:
+def hf(result: TuningResult, winner: Winner) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
     config, optimizer, on_cpu = winner.config, result.config.workload.named_optimizer, result.device.kind == "cpu"
     names = {"batch_size": "per_device_train_batch_size"}
@@ -353,14 +347,5 @@ def accelerate(result: TuningResult, winner: Winner) -> str:
     return _script(result, winner, [use, *_advice(result, winner, "The optimizer")], *parts)
 
 
-FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {
-    "python": python_module,
-    "pytorch": pytorch_loop,
-    "lightning": lightning,
-    "hf": transformers,
-    "accelerate": accelerate,
-    "json": json,
-    "env": env,
-    "markdown": markdown,
-    "github-action-benchmark": github_action_benchmark,
-}
+_FORMS = (python, pytorch, lightning, hf, accelerate, json, env, markdown, github_action_benchmark)
+FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {form.__name__.replace("_", "-"): form for form in _FORMS}

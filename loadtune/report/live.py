@@ -89,7 +89,7 @@ class LiveDisplay:
             self._print(progress, progress_line(progress))
         if progress.message is not None and (progress.warning or not self._quiet):
             self._print(progress, self._words(progress.message), warning=progress.warning)
-        if lost := getattr(self._console.file, "lost", None):  # the error of a `LastingStream`
+        if lost := getattr(getattr(self._console.file, "buffer", None), "lost", None):  # the error of a `LastingFile`
             raise lost
 
     def _print(self, progress: Progress, text: str, *, warning: bool = False) -> None:

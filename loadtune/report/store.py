@@ -146,15 +146,15 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
             ) from error
 
 
-def as_json(record: object) -> bytes:
+def as_json(record: object) -> str:
     """A record, or a dict of records, as indented JSON that ends in a newline. Control characters are escaped."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode() + b"\n"
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def write_result(result: TuningResult, folder: Path) -> Path:
     """Write ``result.json`` whole or not at all."""
-    return write_whole(folder / RESULT_FILE, as_json(result), resumable=True)
+    return write_whole(folder / RESULT_FILE, as_json(result).encode(), resumable=True)
 
 
 def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
@@ -207,12 +207,6 @@ def result_files(path: Path) -> list[Path]:
     )
 
 
-def newest_run(out: Path) -> Path:
-    """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
-    todo = "Give the folder of a run, or run without --resume."
-    return files_below(out, RUN_FILE, "run to resume", todo)[-1].parent
-
-
 def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:
     """`path` itself where it is a file; else those of this name in the folder, or one folder below, or two.
 
@@ -236,7 +230,8 @@ def files_below(path: Path, name: str, kind: str, todo: str) -> list[Path]:
 def read_record(file: Path, kind: type[T], name: str, *, or_else: str, to_import: bool = False) -> T:
     """A stored record. Raises ResultError where it is not there, damaged, or newer than this version.
 
-    `to_import`: also where another user could have written it, because the code that it names is imported and run.
+    `to_import`: also where another user could have written it, because the code that it names is imported and run; or
+    where it names none.
     """
     try:
         with file.open("rb") as opened:
@@ -256,7 +251,15 @@ def read_record(file: Path, kind: type[T], name: str, *, or_else: str, to_import
                 f"{file} was written by a newer loadtune: its schema_version is {version}, this one reads up to"
                 f" {SCHEMA_VERSION}. Update loadtune, or {or_else}."
             )
-        return msgspec.json.decode(content, type=kind)
+        record = msgspec.json.decode(content, type=kind)
+        named = getattr(record, "config", TuneConfig()).workload.objects if to_import else ()
+        if named:
+            raise ResultError(
+                f"The {' and the '.join(named)} of this run came to loadtune.tune as Python objects, which are not "
+                "stored. Name a run whose parts have names. Or resume this run by a call of loadtune.tune with folder, "
+                f"resume=True and the same {', '.join(named)}."
+            )
+        return record
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
     except msgspec.ValidationError as error:  # before DecodeError, its base

@@ -3,7 +3,7 @@
 The page, Markdown and the terminal show the same cells.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -60,13 +60,8 @@ class Section:
     """A sentence between the two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """What a command prints: tables, then what is said of them."""
-
-    title: str = ""
-    tables: tuple[Table, ...]
-    sections: tuple[Section, ...] = ()
+View = Sequence[str | Table | Section]
+"""What a command prints: a title, tables, then what is said of them."""
 
 
 def number(value: float | None, shown: Callable[[Any], str] = str) -> Cell:
@@ -191,35 +186,34 @@ def interval_cell(found: Interval | None) -> Cell:
     return Cell(MISSING) if found is None else Cell(interval_text(found), found.value)
 
 
-def banner_text(rows: Iterable[tuple[str, str]]) -> "RenderableType":
+def table_text(shown: Table) -> "RenderableType":
+    """A heading stands only where a column has one."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, Text(value))
+    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2, 0, 0)}
+    look |= dict.fromkeys(("show_header", "pad_edge"), any(shown.columns))
+    table = RichTable(title=shown.title or None, **look)
+    for number, column in enumerate(shown.columns):
+        table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
+    for row in shown.rows:
+        table.add_row(*map(Text, row))
     return table
 
 
 def view_text(view: View) -> "RenderableType":
-    """Tables that have rows, then what is said of them, with an empty line before each. Adds no word and no figure."""
+    """Tables that have rows, sections that have lines, with an empty line between them. Adds no word and no figure."""
     from rich.console import Group
     from rich.padding import Padding
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(view.title, style="bold")] if view.title else []
-    for each in (each for each in view.tables if each.rows):
-        look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2, 0, 0)}
-        table = RichTable(title=each.title or None, **look)
-        for number, column in enumerate(each.columns):
-            table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
-        for row in each.rows:
-            table.add_row(*map(Text, row))
-        parts.append(table)
-    for section in (section for section in view.sections if section.lines):
-        heading = [Text(section.title, style="bold")] if section.title else []
-        parts.append(Group(*heading, *(Padding(Text(line), (0, 0, 0, 2)) for line in section.lines)))
-    return Group(*(Group(Text(), part) for part in parts))
+    parts: list[RenderableType] = []
+    for each in view:
+        if isinstance(each, str):
+            parts.append(Text(each, style="bold"))
+        elif isinstance(each, Table) and each.rows:
+            parts.append(table_text(each))
+        elif isinstance(each, Section) and each.lines:
+            heading = [Text(each.title, style="bold")] if each.title else []
+            parts.append(Group(*heading, *(Padding(Text(line), (0, 0, 0, 2)) for line in each.lines)))
+    return Group(*parts[:1], *(Group(Text(), part) for part in parts[1:]))

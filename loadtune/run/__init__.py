@@ -30,4 +30,4 @@ class Run:
         self.state, self.training, self.host_now = state, training, host_now
         self.budget = Budget(clock, state.config.time_budget_s, clock.now(), len(state.config.tune))
         self.journal = Journal(state, self.budget, folder, listener)
-        self.measuring = Measuring(training, sensor, state.host, self.budget, self.journal)
+        self.measuring = Measuring(training, sensor, self.journal)

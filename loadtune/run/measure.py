@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
-from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
-from loadtune.run.budget import Budget
 from loadtune.run.journal import Journal
 from loadtune.seams import Sensor, Training
 from loadtune.statistics.rate import samples_per_s
@@ -81,43 +79,38 @@ class Segment:
 
     def add(self, window: Window) -> bool:
         """Take one window; False once enough was seen, or it takes too long."""
-        going_on = self._goes_on(window)
-        self._seen_s += window.seconds
-        self.gave_up = going_on and self._seen_s > self._limit_s
-        return going_on and not self.gave_up
-
-    def _goes_on(self, window: Window) -> bool:
         may_settle = self._seen_s < SETTLING * self._max_s or self._num_steps < self._loader.num_workers
-        self._num_steps += window.num_steps
+        self._seen_s, self._num_steps = self._seen_s + window.seconds, self._num_steps + window.num_steps
         if self._measuring and not (window.is_settling and may_settle):
             self.kept.append(window)
-            return not self._is_enough()
-        # Where pages are locked later on, what was kept before is left out too: all that counts is one stretch.
-        self.kept.clear()
-        self.settled = not window.is_settling and self._num_steps >= self._loader.num_workers
-        self._measuring = self.settled or not may_settle
-        return True
+            if self._is_enough():
+                return False
+        else:  # where pages are locked later on, what was kept before is left out too: all that counts is one stretch
+            self.kept.clear()
+            self.settled = not window.is_settling and self._num_steps >= self._loader.num_workers
+            self._measuring = self.settled or not may_settle
+        self.gave_up = self._seen_s > self._limit_s
+        return not self.gave_up
 
     def _is_enough(self) -> bool:
         seconds, num_steps = sum(w.seconds for w in self.kept), sum(w.num_steps for w in self.kept)
         if len(self.kept) < FEWEST_STEPS or num_steps < self._loader.num_prefetched or samples_per_s(self.kept) <= 0:
             return False
-        if seconds >= self._max_s:
-            return True
-        if len(self.kept) < FEWEST_WINDOWS:
-            return False
-        return seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
+        is_long = seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
+        return seconds >= self._max_s or (is_long and len(self.kept) >= FEWEST_WINDOWS)
 
 
 def expected_seconds(
-    loaders: Sequence[LoaderConfig], rates: NDArray[np.float64], sample_s: float
+    configs: Sequence[TrialConfig], rates: NDArray[np.float64], sample_s: float
 ) -> NDArray[np.float64]:
-    """What the shortest segment of each loader takes at these samples/s, a worker loading a sample in ``sample_s``:
-    start and fill, a round of the workers that settles, one turnover of the queue."""
+    """What the shortest segment of each takes at these samples/s, a worker loading a sample in ``sample_s``: start and
+    fill, a round of the workers that settles, one turnover of the queue."""
+    loaders = [config.loader for config in configs]
     settings = [(each.batch_size, each.num_workers, max(FEWEST_STEPS, each.num_prefetched)) for each in loaders]
     batches, workers, measured = np.array(settings, float).reshape(-1, 3).T
-    steps = workers + measured + WARM_STEPS
-    return np.asarray(LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + steps / rates))
+    with np.errstate(divide="ignore"):  # a rate of 0 takes for ever
+        step_s = (workers + measured + WARM_STEPS) / rates
+    return np.asarray(LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + step_s))
 
 
 # On a training
@@ -129,11 +122,7 @@ class Measuring:
 
     training: Training
     sensor: Sensor
-    host: HostFacts
-    budget: Budget
     journal: Journal
-    epoch_samples: int | None = None
-    """Of the dataset. None: its length is unknown."""
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that this training was timed with: it need not compile them."""
     _disturbed_repeats: int = 0
@@ -145,17 +134,18 @@ class Measuring:
         A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
         fails the first one does, unless the loss was not finite."""
         first = self._timed_once(config, limit_s)
-        before, name = taken_by_others(first, self.host)
+        host, budget = self.journal.state.host, self.journal.budget
+        before, name = taken_by_others(first, host)
         if before < DISTURBED or not isinstance(first, Measurement):
             return first
-        if self._disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * self.budget.left_s:
+        if self._disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * budget.left_s:
             return first
         used = f"Other processes used {percent_text(before)} of the {name} during this measurement."
         self.journal.tell(f"{used} It is repeated.")
         again = self._timed_once(config, limit_s)
         if isinstance(again, TrialFailure) and is_barred([again]):
             return again
-        after = taken_by_others(again, self.host)[0] if isinstance(again, Measurement) else before
+        after = taken_by_others(again, host)[0] if isinstance(again, Measurement) else before
         self._disturbed_repeats = 0 if after < DISTURBED else self._disturbed_repeats + 1
         quieter = again if isinstance(again, Measurement) and after < before else first
         return replace(quieter, repeated=True)
@@ -163,7 +153,7 @@ class Measuring:
     def _timed_once(self, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
         self.journal.running = config
         self.journal.tell()
-        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
+        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.journal.budget.total_s))
         try:
             outcome = self.run_trial(config, Segment(config.loader, max_s, limit_s))
         except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
@@ -172,32 +162,30 @@ class Measuring:
             return TrialFailure(kind="user_error", phase="training", message=str(error))
         if isinstance(outcome, Measurement):
             self.trained.add((config.recipe, config.batch_size))
-            outcome = replace(outcome, epoch_samples=self.epoch_samples)
         return outcome
 
     def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
         """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
-        seen, clock = list[Window](), self.budget.clock
+        clock = self.journal.budget.clock
+        started = clock.now()
 
         def watch(window: Window) -> bool:
             self.journal.tell(rate=window.num_samples / window.seconds)
-            seen.append(window)
             return window.loss_is_finite is not False and segment.add(window)
 
-        started = clock.now()
         ran = self.training.time_training(config, WINDOW_S, watch)
         if isinstance(ran, TrialFailure):
             return ran
-        if seen and seen[-1].loss_is_finite is False:
-            return non_finite_loss(config.precision, seen, phase="training")
+        if any(window.loss_is_finite is False for window in ran.windows):
+            return non_finite_loss(config.precision, ran.windows, phase="training")
         if segment.gave_up:
-            steps = counted(sum(window.num_steps for window in seen), "step")
+            steps = counted(sum(window.num_steps for window in ran.windows), "step")
             message = f"it trained {steps} in {seconds_text(clock.now() - started)}"
             return TrialFailure(kind="too_slow", phase="training", message=message)
         if not segment.kept or samples_per_s(segment.kept) <= 0:
             message = "the run ended before there was a rate to measure"
             return TrialFailure(kind="crash", phase="training", message=message)
-        start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
+        start_s, end_s, facts = segment.kept[0].start_s, segment.kept[-1].end_s, self.journal.state.facts
         return Measurement(
             windows=tuple(segment.kept),
             first_batch_s=ran.first_batch_s,
@@ -207,6 +195,7 @@ class Measuring:
             noisy=not segment.settled,
             restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
             refill_s=ran.batch_s,
+            epoch_samples=facts.dataset_length if facts else None,
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from loadtune.changes.stack import Step
-from loadtune.records.answer import Failed
+from loadtune.records.answer import Failed, failures_of
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
@@ -62,7 +62,7 @@ class Resumable:
     @property
     def failed(self) -> list[Failed]:
         """What failed in the search and in the final."""
-        return [(each.config, each.failure) for each in (*self.trials, *self.confirmed) if each.failure is not None]
+        return failures_of((*self.trials, *self.confirmed))
 
     @property
     def timed(self) -> list[tuple[TrialConfig, Measurement]]:

@@ -1,13 +1,15 @@
 """The user's own configuration: what was given, what is assumed in its place, and what of it this device cannot do."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 from loadtune.limits.recipe import STEP_S, power_of_two_to
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
+from loadtune.search.space import USUAL
 from loadtune.units import bytes_text, counted
 
 ASSUMED_BATCH = 64
@@ -26,38 +28,18 @@ def with_facts(yours: YourSettings, facts: WorkloadFacts) -> YourSettings:
 
     A loader's workers beyond those that its stream is shared out among are left out.
     """
-    loader = facts.own_loader
-    own = YourSettings(batch_size=facts.fixed_batch_size, precision="own" if "own" in facts.precisions else None)
-    if loader is not None:
-        own = replace(
-            own,
-            batch_size=facts.fixed_batch_size or loader.batch_size,
-            num_workers=min(loader.num_workers, facts.max_workers or loader.num_workers),
-            pin_memory=loader.pin_memory,
-            persistent_workers=loader.persistent_workers if loader.num_workers else None,  # without meaning at 0
-        )
-    given = {field.name: getattr(yours, field.name) for field in fields(yours)}
-    return replace(own, **{name: value for name, value in given.items() if value is not None})
-
-
-def your_config(
-    yours: YourSettings, largest: int, *, can_pin: bool = True, own_loader: LoaderConfig | None = None
-) -> TrialConfig:
-    """The configuration to compare with: given settings, PyTorch's defaults for the rest, and the plain recipe.
-
-    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not. Without
-    `can_pin` nothing is pinned. `own_loader` is the user's own, whose prefetch_factor and in_order no option gives.
-    """
-    usual = own_loader or LoaderConfig(batch_size=1)
-    loader = LoaderConfig(
-        batch_size=yours.batch_size or min(ASSUMED_BATCH, largest),
-        num_workers=yours.num_workers or 0,
-        pin_memory=can_pin and bool(yours.pin_memory),
-        persistent_workers=bool(yours.persistent_workers) or not yours.num_workers,  # without meaning at 0
-        prefetch_factor=usual.prefetch_factor,
-        in_order=usual.in_order,
-    )
-    return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
+    own: dict[str, Any] = {
+        "batch_size": facts.fixed_batch_size,
+        "precision": "own" if "own" in facts.precisions else None,
+    }
+    if (loader := facts.own_loader) is not None:
+        own |= {
+            "batch_size": facts.fixed_batch_size or loader.batch_size,
+            "num_workers": min(loader.num_workers, facts.max_workers or loader.num_workers),
+            "pin_memory": loader.pin_memory,
+            "persistent_workers": loader.persistent_workers if loader.num_workers else None,  # without meaning at 0
+        }
+    return replace(yours, **{name: value for name, value in own.items() if getattr(yours, name) is None})
 
 
 def baseline(
@@ -68,12 +50,21 @@ def baseline(
     *,
     can_pin: bool,
 ) -> tuple[TrialConfig, list[str]]:
-    """The user's own configuration, and what to know of it; an assumed batch size is one that trains well here."""
+    """The user's own configuration, and what to know of it: given settings, PyTorch's defaults for the rest, and the
+    plain recipe. An assumed batch size is one that trains well here. Without `can_pin` nothing is pinned."""
     precision, notes = yours.precision or "fp32", list[str]()
     ceiling = next((each for each in ceilings if each.precision == precision), None)
     points = [p for choice in recipes for p in choice.points if p.recipe.precision == precision]
-    largest = _assumed_batch(facts, points, ceiling)
-    own = your_config(yours, largest, can_pin=can_pin, own_loader=facts.own_loader)
+    usual = facts.own_loader or USUAL  # no option gives its prefetch_factor and in_order
+    loader = LoaderConfig(
+        batch_size=yours.batch_size or _assumed_batch(facts, points, ceiling),
+        num_workers=yours.num_workers or 0,
+        pin_memory=can_pin and bool(yours.pin_memory),
+        persistent_workers=bool(yours.persistent_workers) or not yours.num_workers,  # without meaning at 0
+        prefetch_factor=usual.prefetch_factor,
+        in_order=usual.in_order,
+    )
+    own = TrialConfig(loader=loader, recipe=Recipe(precision=precision))
     if yours.batch_size is None and own.batch_size < ASSUMED_BATCH:
         notes.append(
             f"The baseline has batch size {own.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
@@ -175,30 +166,28 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
             )
 
 
-def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
+def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
     """What is not measured of the user's loader, or ruled out by it, and why; what a batch's memory was probed with."""
-    notes = []
     if facts.loader_class is not None:
-        notes.append(
+        yield (
             f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
             "dataset, sampler and functions: what the class does beyond that was not measured."
         )
     if facts.fixed_batch_size is not None:
-        notes.append(
+        yield (
             "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "
             f"{counted(facts.fixed_batch_size, 'sample')} on average. Pass a loader with batch_size=... to tune it."
         )
     if facts.max_workers is not None:
         most = facts.max_workers
         named, tried = ("one", "0 and 1 worker were") if most == 1 else (most, f"0 to {most} workers were")
-        notes.append(
+        yield (
             f"The stream does not split its samples among workers, so more than {named} would repeat them: {tried} "
             "tried. Split the samples with torch.utils.data.get_worker_info() to try more."
         )
     if facts.largest_sample_bytes is not None:
-        notes.append(
+        yield (
             "Samples differ in size. Memory was probed with the largest of those that were read, "
             f"{bytes_text(facts.largest_sample_bytes)}; their mean is {bytes_text(facts.sample_bytes)}. A larger one "
             "may not fit: limit the size of samples, or use a smaller batch."
         )
-    return tuple(notes)

@@ -6,8 +6,9 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,14 @@ from loadtune.changes import Situation
 from loadtune.changes.stack import OF_LEFT, Stack
 from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
 from loadtune.model.answers import WORTH, is_enough, of_segment, propose
-from loadtune.model.fit import SEGMENT, Segments, ThroughputModel
-from loadtune.model.resources import POINT, Job, Points
-from loadtune.model.workers import WAITS
+from loadtune.model.fit import ThroughputModel, points_at, segments_of
+from loadtune.model.resources import Job
 from loadtune.records.answer import Failed
 from loadtune.records.config import LoaderConfig, Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Trial, TrialOrigin
-from loadtune.report.store import STUDY_FILE, write_whole
+from loadtune.report.store import STUDY_FILE
 from loadtune.run import Run
 from loadtune.run.budget import Budget
 from loadtune.run.measure import expected_seconds, outcome_text
@@ -67,47 +67,43 @@ class Search:
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
     _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
-    _failed: set[TrialConfig] = field(default_factory=set)
+    _known: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
+    """What the model can be fitted to, each at its point of the space: the baseline with workers that outlive an epoch,
+    as all others have. That changes no rate."""
     _held: list[bool] = field(default_factory=list)
     _fitted: ThroughputModel | None = None
-    _all: list[TrialConfig] | None = None
-    ended: str = ""
-    """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
+    _all: list[TrialConfig] = field(default_factory=list)
     broken: str | None = None
     """Why the model cannot be fitted. None: it can. Without it configurations are ranked as they were measured."""
 
     def saw(self, trial: Trial) -> None:
-        """An outcome, also one of before an interruption."""
-        self._fitted = self.broken = None
-        measured = trial.measurement
-        if measured is None:
-            self._failed.add(trial.config)
+        """An outcome, also one of before an interruption. What failed is for `feasible` to know."""
+        if (measured := trial.measurement) is None:
             return
+        self._fitted = self.broken = None
         self._tried.append((trial.config, measured))
-        if trial.predicted is not None and trial.origin == "search":
+        if self.space.has(trial.config):
+            self._known.append((self.space.nearest(trial.config), measured))
+        if trial.predicted is not None:
             self._held.append(bool(trial.predicted.holds(measured.samples_per_s)))
 
-    def next(self, left_s: float = math.inf) -> Next | None:
-        """What to try next. None: nothing is left that is worth a trial.
+    def next(self, left_s: float = math.inf) -> Next | str:
+        """What to try next; or why nothing is left that is worth a trial, for people. Empty: only for want of time.
 
         ``left_s``: seconds for trials. A configuration whose queue could not be turned over once in it is not tried,
         nor one that could not be measured again afterwards.
         """
-        self.ended = ""
-        seen = {*self._failed, *(config for config, _ in self._tried)}
-        if self.yours is not None and self.yours not in seen and self.feasible([self.yours]):
+        if self.yours is not None and self.yours not in dict(self._tried) and self.feasible([self.yours]):
             return Next(config=self.yours, origin="yours")
-        configs, ran = self.able(), {self.space.nearest(config) for config, _ in self._known()}
+        configs, ran = self.able(), dict(self._known)
         places = [at for at, config in enumerate(configs) if config in ran]
         if len(places) == len(configs):
-            self.ended = "every configuration that can run was tried"
-            return None
+            return "every configuration that can run was tried"
         model, points = self.model(), points_at(configs, self.job)
         if model is None:
-            self.ended = str(self.broken)
-            return None
+            return str(self.broken)
         mean, most = model.mean(points), model.most(points)
-        took_s = self._seconds(configs, np.exp(mean))
+        took_s = expected_seconds(configs, np.exp(mean), self.job.sample_s)
         if not places:  # nothing ran yet, or what ran no longer fits: the quickest of those expected to be best
             at = int(np.where(mean >= mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
             return Next(config=configs[at], origin="search", predicted=of_segment(model.predict(points[[at]]), 0))
@@ -116,23 +112,17 @@ class Search:
         highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
         weighed = sorted({*(at for at in highest if not longer[at]), *places})
         tried = [weighed.index(at) for at in places]
-        found = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
-        if found.expected < WORTH and (longer & faster).any():
-            return None  # for want of time
-        if is_enough(found, self._held):
-            self.ended = "no other configuration is likely to be faster"
-            return None
-        config = configs[weighed[found.index]]
-        return Next(config=config, origin="search", predicted=found.predicted, expected=found.expected)
+        at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
+        if expected < WORTH and (longer & faster).any():
+            return ""
+        if is_enough(expected, self._held):
+            return "no other configuration is likely to be faster"
+        return Next(config=configs[weighed[at]], origin="search", predicted=predicted, expected=expected)
 
     def ranked(self) -> list[TrialConfig]:
-        """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
-
-        The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
-        """
-        known = dict.fromkeys(self.space.nearest(config) for config, _ in self._known())
+        """What was tried, best first, as the model expects it to be; what it does not know, as it was measured."""
         others = {config: measured.score for config, measured in self._tried if not self.space.has(config)}
-        scores = self._by_expectation(list(known)) | others
+        scores = self._by_expectation(list(dict(self._known))) | others
         return sorted(scores, key=lambda config: -scores[config])
 
     def best_at(self, batch_size: int) -> list[TrialConfig]:
@@ -160,48 +150,43 @@ class Search:
         """Fitted to what was tried. None: that cannot be, see `broken`."""
         if self._fitted is None and self.broken is None:
             try:
-                self._fitted = ThroughputModel(self.job, segments_of(self._known(), self.job))
+                self._fitted = ThroughputModel(self.job, segments_of(self._known, self.job))
             except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
                 self.broken = f"the throughput model does not fit what was measured ({error})"
         return self._fitted
 
-    def _known(self) -> list[tuple[TrialConfig, Measurement]]:
-        """The trials that the model can be fitted to."""
-        return [(config, measured) for config, measured in self._tried if self.space.has(config)]
-
-    def able(self) -> list[TrialConfig]:
+    def able(self) -> Sequence[TrialConfig]:
         """All that the model knows of, that fits into memory and has not failed."""
-        if self._all is None:
-            self._all = list(self.space.modelled())
-        return [config for config in self.feasible(self._all) if config not in self._failed]
+        self._all = self._all or list(self.space.modelled())
+        return self.feasible(self._all)
 
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> dict[TrialConfig, float]:
         """Best first, each with its expected rate; without those that could not be run twice in the time left."""
         rates = self._rates(configs)
-        took_s, most_s = self._seconds(configs, rates), self.left_s() / MIN_RUNS
-        tried = {config for config, _ in self._known()}
-        return {
-            configs[at]: float(rates[at])
-            for at in np.argsort(-rates, kind="stable")
-            if took_s[at] <= most_s or self.space.nearest(configs[at]) in tried
-        }
+        took_s, most_s = expected_seconds(configs, rates, self.job.sample_s), self.left_s() / MIN_RUNS
+        known, order = dict(self._known), np.argsort(-rates, kind="stable")
+        return {configs[at]: float(rates[at]) for at in order if took_s[at] <= most_s or configs[at] in known}
 
-    def expected_s(self, config: TrialConfig) -> float:
-        """What measuring it takes, by the model. 0: there is none, or its precision was not searched."""
+    @property
+    def trial_s(self) -> float:
+        """Of those that were measured, on average; 1 before the first."""
+        return statistics.fmean([measured.seconds for _, measured in self._tried] or [1.0])
+
+    def lasts_s(self, config: TrialConfig) -> float:
+        """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
+        if own := [measured.seconds for other, measured in self._tried if other == config]:
+            return statistics.fmean(own)
         if config.precision not in self.space.recipes or self.model() is None:
-            return 0.0
-        return float(self._seconds([config], self._rates([self.space.nearest(config)]))[0])
+            return self.trial_s
+        rates = self._rates([self.space.nearest(config)])
+        return max(self.trial_s, float(expected_seconds([config], rates, self.job.sample_s)[0]))
 
     def _rates(self, configs: Sequence[TrialConfig]) -> NDArray[np.float64]:
         """Expected samples/s. Without a model as they were measured, and 0 where they were not."""
         if (model := self.model()) is not None:
             return np.exp(model.mean(points_at(configs, self.job)))
-        measured = {self.space.nearest(config): run.samples_per_s for config, run in self._known()}
+        measured = {config: run.samples_per_s for config, run in self._known}
         return np.array([measured.get(config, 0.0) for config in configs])
-
-    def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        with np.errstate(divide="ignore"):  # a rate of 0 takes for ever
-            return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
 
 
 def _smallest(ranked: Mapping[TrialConfig, float]) -> list[TrialConfig]:
@@ -210,20 +195,22 @@ def _smallest(ranked: Mapping[TrialConfig, float]) -> list[TrialConfig]:
     return sorted((config for config, rate in ranked.items() if rate >= AS_GOOD * best), key=size)[:1]
 
 
-# What a run found, as the throughput model takes it
+# What is known before the first trial, as the throughput model takes it
 
 
-def job_of(
+def model_job(
     facts: WorkloadFacts,
     host: HostFacts,
     device: Device,
     recipes: Mapping[Precision, Recipe],
     compute_points: Sequence[ComputePoint],
+    stack: Stack | None = None,
 ) -> Job:
-    """What is known before the first trial. A precision that was not timed counts as the first one that was."""
+    """What is known before the first trial, also with each change of the ``stack``. A precision that was not timed
+    counts as the first one that was."""
     curves = {precision: _curve(compute_points, recipe) for precision, recipe in recipes.items()}
     known = next(curve for curve in curves.values() if curve)
-    return Job(
+    job = Job(
         sample_s=facts.sample_s,
         sample_cpu_s=facts.sample_s if facts.sample_cpu_s is None else facts.sample_cpu_s,
         sample_bytes=float(facts.sample_bytes),
@@ -232,56 +219,13 @@ def job_of(
         compute={str(precision): curve or known for precision, curve in curves.items()},
         syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),
     )
+    return job if stack is None else replace(job, changed=stack.jobs(job))
 
 
 def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float, float], ...]:
     """(Batch size, seconds a sample), smallest batch first; of several timings the fastest."""
-    rates: dict[int, float] = {}
-    for point in points:
-        if point.recipe == recipe:
-            rates[point.batch_size] = max(point.samples_per_s, rates.get(point.batch_size, 0.0))
-    return tuple((float(size), 1 / rate) for size, rate in sorted(rates.items()))
-
-
-def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
-    recipes, codes = list(job.compute), [each.changes for each in job.codes]
-    settings = [(c.batch_size, c.loader.num_workers, c.loader.pin_memory, recipes.index(c.precision)) for c in configs]
-    rows = [(*each, codes.index(config.remedies)) for each, config in zip(settings, configs, strict=True)]
-    return np.array(rows, POINT)
-
-
-def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], job: Job) -> Segments:
-    points = points_at([config for config, _ in trials], job).tolist()
-    rows = [
-        (*point, measured.samples_per_s, *_parts(config, measured, job))
-        for point, (config, measured) in zip(points, trials, strict=True)
-    ]
-    return np.array(rows, SEGMENT)
-
-
-def _parts(config: TrialConfig, measured: Measurement, job: Job) -> tuple[float, ...]:
-    """Seconds a sample of each part of a segment, in the order of `PART_SD`; NaN where it was not seen.
-
-    Without workers training waits for the loader as long as that takes, and, where it pins, for that too. A pinning
-    thread is timed over the windows in which batches were always queued for it. Where samples hardly wait, their CPU
-    seconds are as much as those of a worker's clock.
-    """
-    windows, loader, seen = measured.windows, config.loader, measured.telemetry
-    make_s = device_s = pin_s = cpu_s = math.nan
-    num_samples = sum(window.num_samples for window in windows)
-    if not loader.num_workers and not loader.pin_memory:
-        make_s = sum(window.wait_s for window in windows) / num_samples
-    else:
-        make_s = measured.refill_s / config.batch_size
-    busy_s = [w.copy_s + w.compute_s for w in windows if w.copy_s is not None and w.compute_s is not None]
-    if len(busy_s) == len(windows):
-        device_s = sum(busy_s) / num_samples
-    busy = [(window.seconds, window.num_pinned) for window in windows if window.num_pinned and window.least_unpinned]
-    if busy and loader.num_workers and loader.pin_memory:
-        pin_s = sum(seconds for seconds, _ in busy) / sum(number for _, number in busy) / config.batch_size
-    if loader.num_workers and seen is not None and job.sample_s >= WAITS * job.sample_cpu_s:
-        cpu_s = (seen.workers_cpu_cores or 0.0) / measured.samples_per_s
-    return tuple(part or math.nan for part in (make_s, device_s, pin_s, cpu_s))
+    timed = sorted((point.batch_size, point.samples_per_s) for point in points if point.recipe == recipe)
+    return tuple((float(size), 1 / rate) for size, rate in dict(timed).items())  # the last of each size
 
 
 # In a run
@@ -302,70 +246,66 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
     the code that the space has."""
     from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
 
-    state, budget, journal = run.state, run.budget, run.journal
+    state, budget, journal, trials = run.state, run.budget, run.journal, run.state.trials
     with journal.stage("changes" if searched.codes else "study"):
-        if state.yours is not None:
-            journal.note(_shm_note(state.yours.loader, facts, run.host_now(), max(searched.num_workers)))
+        if (yours := state.yours) is not None:
+            journal.note(_shm_note(yours.loader, facts, run.host_now(), max(searched.num_workers)))
+            yours = replace(yours, recipe=searched.recipes.get(yours.precision, yours.recipe))  # as it was chosen
         search = Search(
-            job=known_job(state, facts, searched, stack),
+            job=model_job(facts, state.host, state.device, searched.recipes, state.compute_points, stack),
             space=searched,
-            yours=_in_space(state.yours, searched),
-            feasible=lambda configs: feasible(state, facts, run.host_now, configs),
+            yours=yours if yours and searched.has(yours) else None,
+            feasible=partial(feasible, state, facts, run.host_now),
             left_s=lambda: budget.left_s,
         )
-        for trial in state.trials:  # of before an interruption, or of the search without changes of the code
+        for trial in trials:  # of before an interruption, or of the search without changes of the code
             search.saw(trial)
-
-        def save(content: Callable[[], bytes]) -> None:
-            journal.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(journal.folder / STUDY_FILE, content()))
-
-        trials = state.trials
-        kept = OptunaStudy(searched, save, trials)
+        shown = OptunaStudy(searched, trials)
+        show = partial(journal.aside, f"{STUDY_FILE} lacks trials", partial(shown.write, journal.folder / STUDY_FILE))
+        show()
         if state.search_notes is not None or (state.steps and not searched.codes):  # before an interruption
             journal.note(*(state.search_notes or ()))
             return search
         num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock.now()
-        while (asked := _upcoming(state, budget, search, begun_s, num_before)) is not None:
-            kept.ask(asked.config)
+        while isinstance(asked := _upcoming(state, budget, search, begun_s, num_before), Next):
+            shown.ask(asked.config)
+            show()
             trial = _tried(run, asked)
             trials.append(trial)
             journal.save()
             outcome = outcome_text(trial.config, trial.outcome)
             journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome}")
-            kept.tell(trial)
+            shown.tell(trial)
             search.saw(trial)
-        notes = tuple(_end_notes(state, search))
-        journal.tell(f"The search ended: {search.ended or 'its share of the time budget was used'}.")
-        journal.note(*notes)
-        state.search_notes = notes
+        show()
+        journal.tell(f"The search ended: {asked or 'its share of the time budget was used'}.")
+        state.search_notes = tuple(_end_notes(state, search, is_short=not asked))
+        journal.note(*state.search_notes)
         journal.save()
     return search
 
 
-def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, num_before: int) -> Next | None:
-    """What to try now. None: the search is over, and `Search.ended` says why; it is empty where time is short.
+def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, num_before: int) -> Next | str:
+    """What to try now; or why the search is over. Empty: time is short.
 
     ``num_before``: trials of before this search, which began at ``begun_s``.
     """
     of_code, num_run = bool(search.space.codes), len(state.trials)
     most = max(state.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
     if num_run >= most:
-        search.ended = f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
-        return None
-    now, each_s = budget.clock.now(), statistics.fmean([measured.seconds for _, measured in state.tried] or [1.0])
-    if not state.tried and state.yours is not None:
-        each_s = max(each_s, search.expected_s(state.yours))
+        return f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
+    now = budget.clock.now()
+    each_s = search.trial_s if state.tried or state.yours is None else search.lasts_s(state.yours)
     # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
     must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
     if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
         until_s = budget.search_until_s(begun_s, math.inf, of_code=of_code)
         left_s = min(until_s - now, budget.left_s - 2 * MIN_RUNS * each_s)
-    asked = search.next(left_s) if left_s >= each_s else None
-    if asked is None or must:
+    asked = search.next(left_s) if left_s >= each_s else ""
+    if isinstance(asked, str) or must:
         return asked
-    # On a CPU, trials of larger batches take longer.
-    lasts_s = max(each_s, search.expected_s(asked.config)) if asked.origin == "search" else each_s
-    return asked if now + lasts_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else None
+    ends_s = now + max(each_s, search.lasts_s(asked.config))  # on a CPU, trials of larger batches take longer
+    return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else ""
 
 
 def _tried(run: Run, asked: Next) -> Trial:
@@ -384,20 +324,6 @@ def _tried(run: Run, asked: Next) -> Trial:
         measurement=measured,
         failure=failure,
     )
-
-
-def known_job(state: Resumable, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | None) -> Job:
-    """As the model takes it, with what has been measured without a loader until now."""
-    job = job_of(facts, state.host, state.device, searched.recipes, state.compute_points)
-    return job if stack is None else replace(job, changed=stack.jobs(job))
-
-
-def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
-    """The user's loader settings under the chosen recipe, or None where the space has no such point."""
-    if yours is None or yours.precision not in searched.recipes:
-        return None
-    own = replace(yours, recipe=searched.recipes[yours.precision])
-    return own if searched.has(own) and searched.fits(own) else None
 
 
 # What can run: by the memory ceilings, the host's memory now, and the trials that failed
@@ -466,7 +392,6 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
             training=run.training,
             model=search.model(),
             able=search.able(),
-            points=lambda configs: points_at(configs, search.job),
             left_s=lambda: budget.left_s,
             tries_all=state.config.remedies == "all",
             steps=list(state.steps),
@@ -490,28 +415,28 @@ def _build(run: Run, stack: Stack) -> None:
 # What the end of a search left untried, in words
 
 
-def _end_notes(state: Resumable, search: Search) -> list[str]:
-    """What of the search's end a user should know, a line each."""
-    notes = [] if search.broken is None else [f"The search ended early: {search.broken}."]
-    failed, num_trials = hung(state.failed), len(state.trials)
-    if not search.ended and failed:
-        why = failed[-1].message.rstrip(".")
-        notes.append(f"The search ended early because {counted(len(failed), 'trial')} hung: {why}.")
-    elif not search.ended and num_trials < FEW:
-        notes.append(
+def _end_notes(state: Resumable, search: Search, *, is_short: bool) -> Iterator[str]:
+    """What of the search's end a user should know, a line each. ``is_short``: time ended it."""
+    num_trials = len(state.trials)
+    if search.broken is not None:
+        yield f"The search ended early: {search.broken}."
+    if is_short and (why := hung(state.failed)):
+        yield f"The search ended early because {why}."
+    elif is_short and num_trials < FEW:
+        yield (
             f"The search ended after {counted(num_trials, 'trial')}, when its part of the time budget of "
             f"{seconds_text(state.config.time_budget_s)} was used. A larger --time-budget may find a faster "
             "configuration."
         )
     tried, sizes = search.ranked(), search.space.batch_sizes
     if tried and len(sizes) > 1 and tried[0].batch_size == sizes[-1] < max(search.space.ceilings.values()):
-        notes.append(
+        yield (
             f"Batch sizes above {sizes[-1]} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give "
             "one with --fix batch_size=… to try it."
         )
-    return notes
 
 
-def hung(failed: Sequence[Failed]) -> list[TrialFailure]:
-    """They took the time that others lack: a larger budget would go the same way."""
-    return [failure for _, failure in failed if failure.kind == "hang"]
+def hung(failed: Sequence[Failed]) -> str:
+    """What hung, in words, and took the time that others lack: a larger budget would go the same way. Empty: none."""
+    found = [failure for _, failure in failed if failure.kind == "hang"]
+    return f"{counted(len(found), 'trial')} hung: {found[-1].message.rstrip('.')}" if found else ""

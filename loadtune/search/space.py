@@ -7,7 +7,7 @@ lower ceiling is a constraint on the space, never another range.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.limits.recipe import SMALL
@@ -17,9 +17,6 @@ from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 
-Axis = Dimension | Literal["code"]
-"""What the study chooses a value of."""
-
 FINE_WORKERS = 8
 """Up to here every worker count is a rung; above it, steps of about a fifth: finer ones drown in the noise."""
 
@@ -27,8 +24,6 @@ COARSE_STEP = 1.2
 
 EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
-
-_LOADER_AXES: tuple[Axis, ...] = ("batch_size", "num_workers", "pin_memory")
 
 UNCHANGED = "none"
 """The value of the dimension *code* without any change."""
@@ -54,9 +49,9 @@ class SearchSpace:
     applied. Each makes a configuration of one without changes. None: it is nothing at these settings."""
 
     @property
-    def axes(self) -> dict[Axis, Sequence[Any]]:
+    def axes(self) -> dict[str, Sequence[Any]]:
         """Values by dimension; the numbers among them in ascending order."""
-        axes: dict[Axis, Sequence[Any]] = {
+        axes: dict[str, Sequence[Any]] = {
             "batch_size": self.batch_sizes,
             "num_workers": self.num_workers,
             "pin_memory": self.pin_memory,
@@ -64,24 +59,29 @@ class SearchSpace:
         }
         return axes | ({"code": (UNCHANGED, *self.codes)} if self.codes else {})
 
-    def at(self, point: Mapping[Axis, Any]) -> TrialConfig:
+    def at(self, point: Mapping[str, Any]) -> TrialConfig:
         """The configuration at a point that names a value of every axis; without a code that is nothing there."""
-        loader = replace(self.others, **{str(name): point[name] for name in _LOADER_AXES})
-        if loader.num_workers == 0:  # then nothing is prefetched, and configurations that differ in it are the same
-            loader = LoaderConfig(batch_size=loader.batch_size, pin_memory=loader.pin_memory)
-        config = TrialConfig(loader=loader, recipe=self.recipes[point["precision"]])
+        loader = {name: point[name] for name in ("batch_size", "num_workers", "pin_memory")}
+        # Without workers nothing is prefetched, and configurations that differ in it are the same.
+        config = TrialConfig(
+            loader=replace(self.others if point["num_workers"] else USUAL, **loader),
+            recipe=self.recipes[point["precision"]],
+        )
         apply = self.codes.get(point.get("code", UNCHANGED))
         return (None if apply is None else apply(config)) or config
 
-    def point(self, config: TrialConfig) -> dict[Axis, Setting]:
+    def point(self, config: TrialConfig) -> dict[str, Setting]:
         """Where the configuration lies, or the nearest place to it: sizes give way downwards, the rest to the first."""
-        return {name: _nearest(axis, _setting(config, name)) for name, axis in self.axes.items()}
+        settings = {"precision": config.precision, "code": "+".join(config.remedies) or UNCHANGED}
+        return {
+            name: _nearest(axis, settings.get(name) or getattr(config.loader, name)) for name, axis in self.axes.items()
+        }
 
     def modelled(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once."""
         axes = self.axes
         every = (self.at(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
-        return (config for config in dict.fromkeys(every) if self.fits(config))
+        return (config for config in dict.fromkeys(every) if config.batch_size <= self.ceilings[config.precision])
 
     def nearest(self, config: TrialConfig) -> TrialConfig:
         """The configuration itself, or the nearest to it that the space has."""
@@ -92,10 +92,6 @@ class SearchSpace:
         near = self.nearest(config)
         loader = replace(config.loader, persistent_workers=near.loader.persistent_workers)
         return near == replace(config, loader=loader)
-
-    def fits(self, config: TrialConfig) -> bool:
-        """Whether its batch is within its precision's ceiling."""
-        return config.batch_size <= self.ceilings[config.precision]
 
 
 def size(config: TrialConfig) -> tuple[int, int]:
@@ -119,17 +115,9 @@ def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(sorted(rungs))
 
 
-def _setting(config: TrialConfig, name: Axis) -> Any:
-    if name == "code":
-        return "+".join(config.remedies) or UNCHANGED
-    return getattr(config.loader if name in _LOADER_AXES else config.recipe, name)
-
-
 def _nearest(axis: Sequence[Any], value: Any) -> Any:
     """The value itself; or the largest number that is not above it; or the first of the axis."""
-    if value in axis:
-        return value
-    return max((each for each in axis if type(each) is int and each <= value), default=axis[0])
+    return max((each for each in axis if each == value or (type(each) is int and each < value)), default=axis[0])
 
 
 # What an axis has
@@ -137,8 +125,7 @@ def _nearest(axis: Sequence[Any], value: Any) -> Any:
 
 def largest_batches(config: TuneConfig, ceilings: Sequence[MemoryCeiling]) -> dict[Precision, int]:
     """Per precision the safe size, or one that the user named where that is above it and was seen to fit."""
-    sizes = (config.yours.batch_size, config.fixed("batch_size"))
-    named = [int(size) for size in sizes if size is not None]
+    named = config.named_batch_sizes
     return {
         ceiling.precision: max([ceiling.safe_batch_size, *(size for size in named if size <= ceiling.batch_size)])
         for ceiling in ceilings
@@ -165,8 +152,7 @@ def batch_sizes(
         return (int(fixed),)
     top = largest
     if facts.dataset_length is not None:
-        named = max(config.named_batch_size or 1, facts.smallest_batch)
-        top = min(largest, max(named, facts.dataset_length // EPOCH_STEPS))
+        top = min(largest, max(*config.named_batch_sizes, facts.smallest_batch, facts.dataset_length // EPOCH_STEPS))
     moderate = max(point.batch_size for choice in recipes for point in choice.points)
     ends = [ceiling.safe_batch_size for ceiling in ceilings if ceiling.safe_batch_size <= top]
     extra = (*ends, *([own] if own <= largest else []))

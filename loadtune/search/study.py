@@ -1,6 +1,6 @@
-"""The Optuna study: the `Search` enqueues what it proposes, the storage keeps the trials, for other tools as well.
+"""The trials as an Optuna study, for other tools. It proposes nothing.
 
-The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
+Its storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
 damages it is in nobody's way. optuna-dashboard, of the extra ``live``, shows that file on 127.0.0.1.
 A configuration that could not run becomes a trial in the state COMPLETE, infeasible, with a value just below the worst
 so far. `optuna-dashboard` shows it, and its best trial is one that was measured. What is in the state FAIL is nothing
@@ -11,7 +11,8 @@ import importlib.util
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -19,23 +20,30 @@ from urllib.parse import quote
 from wsgiref.simple_server import WSGIServer, make_server
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from optuna.trial import TrialState
+from optuna.study import StudyDirection
+from optuna.trial import TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Trial
+from loadtune.report.store import write_whole
 from loadtune.search.space import SearchSpace
 
 STUDY_NAME = "loadtune"
 HOST = "127.0.0.1"
 
-Save = Callable[[Callable[[], bytes]], None]
-"""Called after each change, with what returns the database as a file has it."""
+
+@cache
+def _tables() -> bytes:
+    """An empty storage. To make one takes longer than all else that a run does with its study."""
+    database = sqlite3.connect(":memory:")
+    RDBStorage("sqlite://", {"creator": lambda: database, "poolclass": StaticPool})
+    return database.serialize()
 
 
 class OptunaStudy:
@@ -44,68 +52,60 @@ class OptunaStudy:
     `known` are trials that were run before; what the space lacks takes a number.
     """
 
-    def __init__(self, space: SearchSpace, save: Save, known: Sequence[Trial] = ()) -> None:
-        self._space = space
-        self._save: Save = lambda content: None
-        self._worst = math.inf
-        self._axes: dict[str, BaseDistribution] = {
-            str(name): CategoricalDistribution(axis) for name, axis in space.axes.items()
-        }
+    def __init__(self, space: SearchSpace, known: Sequence[Trial] = ()) -> None:
+        self._space, self._worst = space, math.inf
+        # Ctrl-C in a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
+        logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
-        self._storage = _storage(self._database)
-        level, sampler = optuna.logging.get_verbosity(), optuna.samplers.RandomSampler()  # nothing is left to sample
+        self._database.deserialize(_tables())
+        engine = {"creator": lambda: self._database, "poolclass": StaticPool}
+        self._storage = RDBStorage("sqlite://", engine, skip_compatibility_check=True, skip_table_creation=True)
+        level = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # a new study is announced on stderr, in a display
         try:
-            self._study = optuna.create_study(
-                study_name=STUDY_NAME, storage=self._storage, direction="maximize", sampler=sampler
-            )
+            self._id = self._storage.create_new_study([StudyDirection.MAXIMIZE], STUDY_NAME)
         finally:
             optuna.logging.set_verbosity(level)
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
-        study_id = self._storage.get_study_id_from_name(STUDY_NAME)
-        self._storage.set_study_system_attr(study_id, "study:metric_names", ["samples/s"])
+        self._storage.set_study_system_attr(self._id, "study:metric_names", ["samples/s"])
         for trial in known:
-            if trial.outcome is None or not space.has(trial.config):
-                self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
-                continue
-            self.ask(trial.config)
-            self.tell(trial)
-        self._save = save
-        self._save(self._database.serialize)
+            if space.has(trial.config):
+                self.ask(trial.config)
+                self.tell(trial)
+            else:
+                self._storage.create_new_trial(self._id, create_trial(state=TrialState.FAIL))
 
     def ask(self, config: TrialConfig) -> None:
         """Begin a trial of this configuration."""
-        self._study.enqueue_trial({str(name): value for name, value in self._space.point(config).items()})
-        self._running = self._study.ask(self._axes)
-        self._save(self._database.serialize)
+        begun = create_trial(
+            state=TrialState.RUNNING,
+            params=self._space.point(config),
+            distributions={name: CategoricalDistribution(axis) for name, axis in self._space.axes.items()},
+        )
+        self._running = self._storage.create_new_trial(self._id, begun)
 
     def tell(self, trial: Trial) -> None:
         """The outcome of the trial that was begun."""
-        asked, measured = self._running, trial.measurement
+        measured = trial.measurement
         attrs: dict[str, Any] = {"origin": trial.origin, "feasible": measured is not None}
-        if trial.predicted is not None:
-            said = trial.predicted
+        if (said := trial.predicted) is not None:
             shown = {"predicted": said.value, "predicted_low": said.low, "predicted_high": said.high}
             attrs |= {name: float(f"{value:.4g}") for name, value in shown.items()}
-        if measured is None:
-            value = math.nextafter(0.0 if math.isinf(self._worst) else self._worst, 0.0)
-            attrs["infeasible"] = trial.failure.message if trial.failure else "not measured"
-        else:
+        if measured is not None:
             value = measured.score
             self._worst = min(self._worst, value)
+        else:
+            value = math.nextafter(0.0 if math.isinf(self._worst) else self._worst, 0.0)
+            attrs["infeasible"] = trial.failure.message if trial.failure else "not measured"
         for name, attr in attrs.items():
-            asked.set_user_attr(name, attr)
+            self._storage.set_trial_user_attr(self._running, name, attr)
         # Not by set_constraint: optuna-dashboard (0.21) looks for feasibility in this list, and Optuna 5 reads it, too.
-        excess = 0.0 if measured is not None else 1.0
-        self._storage.set_trial_system_attr(asked._trial_id, "constraints", [excess])
-        self._study.tell(asked, value)
-        self._save(self._database.serialize)
+        self._storage.set_trial_system_attr(self._running, "constraints", [0.0 if measured is not None else 1.0])
+        self._storage.set_trial_state_values(self._running, TrialState.COMPLETE, [value])
 
-
-def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:
-    # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
-    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
-    return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
+    def write(self, file: Path) -> None:
+        """Raises ResultError where it cannot be written."""
+        write_whole(file, self._database.serialize())
 
 
 # For people

@@ -183,6 +183,8 @@ class _Fed:
 class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     """Worker processes. Gets indices while `is_fed`."""
 
+    _task_info: dict[int, Any]
+
     def __init__(
         self,
         loader: Any,
@@ -267,7 +269,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
             self._worker_pids_set = True
         self.stream.is_short = False
-        for _ in range(self._prefetch_factor * self._num_workers - self._tasks_outstanding):
+        for _ in range(self._prefetch_factor * self._num_workers - len(self._task_info)):  # those set aside included
             self._try_put_index()
             if self.stream.is_short:
                 return

@@ -226,8 +226,14 @@ class SwitchingIterator:
             if switch.source is not None:
                 self._in_background(switch.source.kill)
         self._coming.clear()
-        self._stream.limit = None
+        self._hold_nothing_back()
         self.num_workers = self._lane[-1]._num_workers
+
+    def _hold_nothing_back(self) -> None:
+        """What was kept for workers that do not come goes to those that are there."""
+        if self._stream.limit is not None:
+            self._stream.limit = None
+            self._lane[-1].feed()
 
     def _advance(self) -> None:
         """Bring the next switch a step further: start workers, or hand over to those that are ready."""
@@ -247,9 +253,7 @@ class SwitchingIterator:
                 self._note(switch.num_workers, failure)
                 if switch.source is not None:
                     self._in_background(switch.source.kill)
-                if self._stream.limit is not None:
-                    self._stream.limit = None
-                    self._lane[-1].feed()
+                self._hold_nothing_back()
                 continue
             if not ready or (switch.at is not None and not self._stream.is_held_back):
                 return
@@ -310,12 +314,11 @@ class SwitchingIterator:
         """Read again with the caller's workers whatever others were asked for and have not delivered."""
         if self._plain is not None:
             return
+        self.stay()
+        num_yielded = self.delivering()._num_yielded
         for source in self._lane:
             self._stream.take_back(source.issued.values())
             source.issued.clear()
-        num_yielded = self.delivering()._num_yielded
-        self.stay()
-        for source in self._lane:
             self._in_background(source.kill)
         self._lane.clear()
         self.num_workers = self.own

@@ -8,6 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,7 +47,7 @@ _STACKS_LINES = 100
 _STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
 
 
-class TrainingClient:
+class TrainingClient(AbstractContextManager["TrainingClient"]):
     """`seams.Training`, whose requests run in a process; it starts when first needed, and anew after it failed."""
 
     def __init__(
@@ -97,9 +98,6 @@ class TrainingClient:
             if self._scratch is not None:
                 self._scratch.cleanup()
                 self._scratch = None
-
-    def __enter__(self) -> "TrainingClient":
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -278,14 +276,15 @@ class _Watched:
         short = self._guard.look()
         if short is None:
             return None
+        grown_bytes, ram = short
         num_loaded = self._num_samples + (self._loader.num_prefetched + 1) * self._loader.batch_size
         who = "The training process and its workers" if self._loader.num_workers else "The training process"
         message = (
-            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
-            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded. Only "
-            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
+            f"{who} took {bytes_text(grown_bytes)} more RAM in this trial, about "
+            f"{bytes_text(grown_bytes / num_loaded)} for each sample loaded. Only "
+            f"{bytes_text(ram.available_bytes)} of {bytes_text(ram.limit_bytes)} RAM were left, so the trial was "
             "ended before the kernel would kill a process. The usual cause is a dataset that keeps Python objects on "
             "itself, such as a list that __getitem__ appends to, or a cache without a limit. Keep nothing of a sample "
             "once it is returned."
         )
-        return TrialFailure(kind="host_oom", phase=phase, message=message, grown_bytes=short.grown_bytes)
+        return TrialFailure(kind="host_oom", phase=phase, message=message, grown_bytes=grown_bytes)

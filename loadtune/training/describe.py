@@ -9,13 +9,13 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import Precision, is_import_path
+from loadtune.host.processes import scheduled_s
+from loadtune.records.config import Precision
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.stream.torch_private import reads_worker_info
@@ -34,8 +34,8 @@ from loadtune.workload.batches import (
     uncounted_text,
 )
 from loadtune.workload.build import Workload, code_of
-from loadtune.workload.datasets import RandomSamples, transform_text
-from loadtune.workload.samples import fetch_samples, find_places, make_batch, reads_at_once, stream_samples
+from loadtune.workload.datasets import RandomSamples
+from loadtune.workload.samples import fetch_samples, find_places, make_batch, stream_samples
 from loadtune.workload.tasks import IGNORED_TARGET, class_dimension, model_logits
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
@@ -77,13 +77,13 @@ class Samples:
             self._by_size = self._samples_by_size()
             self._made = self._made_batches()
         example, self.places = find_places(workload, self.samples)
+        check_targets(workload, example, self.samples[0])
         if not (self.places.count or loader.batch_size_is_free):
             raise WorkloadError(f"{uncounted_text(example)} Return tensors whose first dimension counts them.")
-        per_draw = 1.0  # samples of what the sampler, the batch sampler or the stream yields at a time
-        if loader.batches_are_ready:
-            per_draw = statistics.fmean(map(self.places.num_samples, self._made))
-        elif self._made:
-            per_draw = statistics.fmean(map(len, workload.epoch.batches))
+        ready = loader.batches_are_ready
+        sizes = map(self.places.num_samples, self._made) if ready else map(len, workload.epoch.batches)
+        # Samples of what the sampler, the batch sampler or the stream yields at a time.
+        per_draw = statistics.fmean(sizes) if self._made else 1.0
         if self._made:  # of the size that is nearest to the mean
             self.batch = min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - per_draw))
         else:
@@ -92,7 +92,7 @@ class Samples:
         """Samples of `batch`."""
         self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(per_draw))
         """Samples of a batch as the user's code makes them, on average, or of `batch`."""
-        each = per_draw if loader.batches_are_ready else 1.0  # they were timed by the batch
+        each = per_draw if ready else 1.0  # they were timed by the batch
         self.sample_s = max(1e-9, sample_s / each)
         self.sample_cpu_s = min(self.sample_s, max(1e-9, cpu_s / each))
         num_draws = workload.epoch.num_draws
@@ -136,12 +136,12 @@ class Samples:
 
     def _read(self, indices: Sequence[Any], at_once: int = _AT_ONCE) -> Iterator[list[Any]]:
         """These samples, so many in one call where the dataset can do that."""
-        ready, dataset = self._workload.loader.batches_are_ready, self._workload.dataset
-        at_once = at_once if reads_at_once(dataset) and not ready else 1
+        loader = self._workload.loader
+        at_once = at_once if loader.reads_at_once else 1
         for at in range(0, len(indices), at_once):
             some = indices[at : at + at_once]
             self._note(some)
-            yield fetch_samples(dataset, some, one_by_one=ready)
+            yield fetch_samples(loader, some)
             self._line.pulse()
 
     def _read_stream(self) -> _Read:
@@ -163,8 +163,13 @@ class Samples:
 
     def _read_samples(self) -> _Read:
         """As many are timed as there is time for."""
-        (samples,) = self._read(self._workload.epoch.indices[:1])  # untimed: files open and modules load on the first
-        drawn, means, num_read = _drawn(self._workload), [], 0
+        indices = self._workload.epoch.indices
+        (samples,) = self._read(indices[:1])  # untimed: files open and modules load on the first
+        # A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No
+        # more than a quarter of the epoch beyond that: what keeps its samples would have them all before a worker asks.
+        count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
+        some_of_all = random.Random(self._workload.spec.seed).sample(indices, min(len(indices), count))
+        drawn, means, num_read = list(itertools.islice(itertools.cycle(some_of_all), count)), [], 0
         started, used_s = time.monotonic(), busy_s()
         for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
             begun, num = time.monotonic(), 0
@@ -216,31 +221,29 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _drawn(workload: Workload) -> list[Any]:
-    """Indices from all over an epoch, in random order: any first of them are a fair sample too.
-
-    A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No more
-    than a quarter of the epoch beyond that: what keeps its samples would have them all before a worker asks.
-    """
-    indices = workload.epoch.indices
-    count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
-    drawn = random.Random(workload.spec.seed).sample(indices, min(len(indices), count))
-    return list(itertools.islice(itertools.cycle(drawn), count))
-
-
 def busy_s() -> float:
     """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core.
 
     So neither a decoder of its own nor other load on the machine makes a sample one that waits for storage.
     """
-    try:
-        queued_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        queued_s = 0.0
+    _, queued_s = scheduled_s(["thread-self"])
     return time.process_time() + sum(os.times()[2:4]) + queued_s
 
 
 # One small batch of them
+
+
+def check_targets(workload: Workload, batch: Batch, sample: Any) -> None:
+    """Raises WorkloadError for targets that cross entropy, the default loss, would take for other classes."""
+    targets = batch[1] if is_pair(batch) else None
+    if workload.loss_takes != "classes" or not isinstance(targets, torch.Tensor):
+        return
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise WorkloadError(
+            f"The dataset returns {structure_text(sample)}. With cross entropy, the default loss, a target has to be a "
+            "class index: an integer, or a tensor of integers where the model predicts a class for each position. For "
+            "other targets give a loss function: --loss FILE.py:fn."
+        )
 
 
 def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None:
@@ -261,24 +264,22 @@ def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None
         )
 
 
-def train_small(
-    workload: Workload, trainer: Trainer, model: ResidentModel, samples: Samples, line: Line
-) -> tuple[int, int]:
+def train_small(trainer: Trainer, samples: Samples, line: Line) -> tuple[int, int]:
     """(smallest batch that trains, number of classes): one step at 2 samples, then one at 1.
 
     Where the user's code makes the batches, or a step holds its own models, one step on a batch as it comes.
     """
     line.enter("first step")
-    num_classes = workload.num_classes
+    workload, num_classes = trainer.workload, trainer.workload.num_classes
     own_sizes = not workload.loader.batch_size_is_free
     with model_errors(workload, samples.samples[0]):
         batch = samples.resident(samples.num if own_sizes else 2, trainer)
-        own_loss = workload.own_loss or workload.own_batches
-        if not own_loss and is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch):
+        by_class = workload.loss_takes == "classes" and is_pair(batch)
+        if by_class and all(isinstance(part, torch.Tensor) for part in batch):
             with torch.no_grad():
-                logits = model_logits(model.module(batch[0]))
+                logits = model_logits(trainer.module(batch[0]))
             num_classes = logits.shape[class_dimension(logits, batch[1])]
-            check_labels(samples.batch, num_classes, is_own=workload.own_model)
+            check_labels(samples.batch, num_classes, is_own="model" in workload.own)
         for _ in range(trainer.accumulate):
             trainer.step(batch)
         trainer.synchronize()
@@ -310,13 +311,13 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
         if named:
             message = f"{named}. It was called with {like}"
             advice = advice if isinstance(workload.dataset, RandomSamples) else "Correct it, and run again."
-        may_be_own = workload.own_model or workload.own_loss or workload.own_batches
+        may_be_own = "model" in workload.own or workload.loss_takes != "classes"
         trace = user_traceback(error) if may_be_own else None
         raise WorkloadError(f"{message}. {advice}", trace) from error
 
 
 def _shape_advice(workload: Workload, sample: Any) -> str:
-    if isinstance(sample, Mapping) and not workload.own_loss:
+    if isinstance(sample, Mapping) and workload.loss_takes != "outputs":
         return (
             "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
             "a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
@@ -327,11 +328,14 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
             "than class indices, pass a dataset instead of the shape."
         )
     spec = workload.spec
-    if workload.own_loader or "dataset" in spec.objects or is_import_path(spec.dataset):
+    if workload.own & {"loader", "dataset"}:
         return "The model has to take what the dataset delivers: change the dataset or the model."
+    from loadtune.changes.datasets import steps_of  # needs torchvision, which a dataset that was named is of
+
+    steps = ", ".join(type(step).__name__ for step in steps_of(workload.dataset))
     return (
-        f"The dataset {spec.dataset} comes with the transform {transform_text(workload.dataset)}: change "
-        "--image-size or the model, or give a function that makes the dataset: --dataset FILE.py:fn."
+        f"The dataset {spec.dataset} comes with the transform {steps}: change --image-size or the model, or "
+        "give a function that makes the dataset: --dataset FILE.py:fn."
     )
 
 
@@ -357,13 +361,13 @@ def describe(
         memory_budget_bytes=memory.budget_bytes(),
         code=code_of(workload),
         torchvision=getattr(sys.modules.get("torchvision"), "__version__", None),
-        own_loader=loader.settings(samples.num) if workload.own_loader else None,
+        own_loader=loader.settings(samples.num) if "loader" in workload.own else None,
         loader_class=loader.loader_class,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
         largest_sample_bytes=samples.largest_bytes,
         batch_is_mapping=isinstance(batch, Mapping),
-        own_batches=workload.own_batches,
+        own_batches=workload.loss_takes == "batch",
     )
 
 
@@ -386,17 +390,17 @@ def match_random_targets(workload: Workload, model: ResidentModel) -> None:
     if workload.make_step is not None:
         samples.num_classes = workload.num_classes
         return
-    if workload.own_batches:
+    own_batches = workload.loss_takes == "batch"
+    if own_batches:
         samples.num_classes = workload.spec.num_classes or 0
     model.reset("contiguous")
     inputs = torch.stack([samples[0][0], samples[1][0]]).to(model.device)  # batch normalisation may refuse one
     # A function of model and batch may call the model in another way: then the number of classes is not known.
-    errors = contextlib.suppress(Exception) if workload.own_batches else model_errors(workload, samples[0])
+    errors = contextlib.suppress(Exception) if own_batches else model_errors(workload, samples[0])
     with errors, torch.no_grad():
         output = model.module(inputs)
-        if not (workload.own_loss or workload.own_batches):
-            logits = model_logits(output)
-            class_dimension(logits, logits.new_empty((2, *logits.shape[2:])))  # raises where there are none
-            samples.take_targets_of(logits)
-        elif isinstance(output, torch.Tensor) and output.dim() > 1:  # the likeliest; who needs others brings a dataset
-            samples.take_targets_of(output)
+        if workload.loss_takes == "classes":
+            output = model_logits(output)
+            class_dimension(output, output.new_empty((2, *output.shape[2:])))  # raises where there are none
+        if isinstance(output, torch.Tensor) and output.dim() > 1:  # the likeliest; who needs others brings a dataset
+            samples.num_classes, samples.target_shape = output.shape[1], tuple(output.shape[2:])

@@ -121,6 +121,7 @@ _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImp
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 # NumPy has a MemoryError of its own.
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")
+_CAUGHT = "Caught "  # PyTorch's word for an error that it brings from a worker
 _WORKER_END = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
     r"(?:is killed by signal: (?P<signal>.*)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
@@ -141,14 +142,12 @@ def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN
     kind = _kind_of_words(links, circumstances)
     if kind is None and any(_is_memory_error(link) for link in links):
         kind = "host_oom"
-    is_workers = any(_is_caught(link) or "DataLoader worker" in str(link) for link in links)
+    is_workers = any(str(link).startswith(_CAUGHT) or "DataLoader worker" in str(link) for link in links)
     if kind == "host_oom" and not circumstances.on_cuda and not is_workers:
         return "oom"
-    if kind is not None:
-        return kind
-    if _is_compilers(error):
+    if kind is None and _is_compilers(error):
         return "unsupported"
-    return "user_error" if cause(error) or user_traceback(error) is not None else "crash"
+    return kind or ("user_error" if cause(error) or user_traceback(error) is not None else "crash")
 
 
 def failure_from(
@@ -175,8 +174,8 @@ def leaves_context_intact(error: BaseException) -> bool:
 
 def _kind_of_words(links: Sequence[BaseException], circumstances: Circumstances) -> FailureKind | None:
     """What PyTorch's words mean. None: nothing that is known."""
-    torchs = (link for link in links if _name(link) in _TORCH_ERRORS or _is_compilers(link))
-    text = "\n".join(f"{_name(link)}: {_said(link)}" for link in torchs)
+    told = ((link, *_told(link)) for link in links)
+    text = "\n".join(f"{name}: {said}" for link, name, said in told if name in _TORCH_ERRORS or _is_compilers(link))
     for rule in _RULES:
         if rule.on_cuda in (None, circumstances.on_cuda) and re.search(rule.words, text, re.IGNORECASE | re.DOTALL):
             if rule.words == _WORKER_KILLED and circumstances.oom_kills == 0:
@@ -190,7 +189,7 @@ def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
 
     Of several ends that PyTorch tells the last is what the others come from.
     """
-    ends = [end for link in _with_causes(error) if (end := _WORKER_END.search(_said(link)))]
+    ends = [end for link in _with_causes(error) if (end := _WORKER_END.search(_told(link)[1]))]
     if not ends:
         return None
     pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
@@ -206,26 +205,18 @@ def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
 
 def _with_causes(error: BaseException) -> list[BaseException]:
     """It and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
+    links = [error]
+    while (link := links[-1].__cause__) is not None and link not in links:
         links.append(link)
-        link = link.__cause__
     return links
 
 
-def _said(error: BaseException) -> str:
-    """Of a worker's error only the line that was raised: the traceback around it quotes anybody's source."""
-    return f"{str(error).partition('.')[0]}: {last_line(error)}" if _is_caught(error) else str(error)
-
-
-def _name(error: BaseException) -> str:
-    """Of its class, or of the class of the error that it was in a worker."""
-    return last_line(error).partition(":")[0].rpartition(".")[2]
-
-
-def _is_caught(error: BaseException) -> bool:
-    return str(error).startswith("Caught ")
+def _told(error: BaseException) -> tuple[str, str]:
+    """(Name of its class, what it says). Of a worker's error the class that it had there, and only the line that was
+    raised: the traceback around it quotes anybody's source."""
+    text, line = str(error), last_line(error)
+    said = f"{text.partition('.')[0]}: {line}" if text.startswith(_CAUGHT) else text
+    return line.partition(":")[0].rpartition(".")[2], said
 
 
 def _is_compilers(error: BaseException) -> bool:
@@ -236,7 +227,7 @@ def _is_compilers(error: BaseException) -> bool:
 def _is_memory_error(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    return _name(error) in _MEMORY_ERRORS or last_line(error).startswith(f"OSError: [Errno {errno.ENOMEM}]")
+    return _told(error)[0] in _MEMORY_ERRORS or last_line(error).startswith(f"OSError: [Errno {errno.ENOMEM}]")
 
 
 def _is_of_a_semaphore(error: BaseException) -> bool:

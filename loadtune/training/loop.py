@@ -3,7 +3,7 @@
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import reduction
@@ -21,7 +21,7 @@ from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.torch_private import Depth
 from loadtune.stream.worker_rows import num_made
 from loadtune.training.failures import increase
-from loadtune.training.memory import page_lock_s
+from loadtune.training.memory import DeviceMemory, page_lock_s
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import counted
@@ -198,18 +198,20 @@ def window_ends(window_s: float, num_workers: int, elapsed_s: float, num_steps: 
 class Marks:
     """What a window's seconds went into: ``idle_s``, ``copy_s`` and ``compute_s``, in this order in each step.
 
-    ``mark`` makes a mark, ``seconds`` reads what passed between two. On CUDA a mark is an event on the stream, which
-    costs the host microseconds and the device nothing; all are read after the synchronisation that ends the window.
+    A mark is a time, on CUDA an event on the stream, which costs the host microseconds and the device nothing; all are
+    read after the synchronisation that ends the window.
     """
 
-    def __init__(
-        self,
-        mark: Callable[[], Any] = time.monotonic,
-        seconds: Callable[[Any, Any], float] = lambda earlier, later: later - earlier,
-    ) -> None:
-        self._mark, self._seconds = mark, seconds
-        self._last = mark()
+    def __init__(self, stream: Any = None) -> None:
+        """Made right after a synchronisation, when the first window begins. ``stream``: CUDA's. None: there is none."""
+        self._stream = stream
+        self._last = self._mark()
         self._passed: list[tuple[str, Any]] = []
+
+    def _mark(self) -> Any:
+        if self._stream is None:
+            return time.monotonic()
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def end(self, part: str) -> None:
         """This part of a step ends; on CUDA, once the device has done what was launched."""
@@ -218,31 +220,19 @@ class Marks:
     def cut(self) -> dict[str, Any]:
         parts = {"idle_s": 0.0, "copy_s": 0.0, "compute_s": 0.0}
         for part, mark in self._passed:
-            parts[part] += self._seconds(self._last, mark)
+            parts[part] += mark - self._last if self._stream is None else self._last.elapsed_time(mark) / 1000
             self._last = mark
         self._passed.clear()
         return parts
 
 
-def marks_for(device: torch.device) -> Marks:
-    """Those of this device; made right after a synchronisation, when the first window begins."""
-    if device.type != "cuda":
-        return Marks()
-    stream = torch.cuda.current_stream(device)  # looked up once, not at each mark
-
-    def mark() -> Any:
-        return stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-
-    return Marks(mark, lambda earlier, later: earlier.elapsed_time(later) / 1000)
-
-
 def time_training(
-    trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, begins: Callable[[], None]
+    trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, memory: DeviceMemory
 ) -> TrainingRun | TrialFailure:
     """Train on batches of this loader, and stream windows until the controller has seen enough.
 
-    The trainer has to be warm. ``begins`` is called before the first step on a batch of the loader. A failure where an
-    epoch has no batch, and where the model was compiled again in a window: its rate would be the compiler's.
+    The trainer has to be warm. A failure where an epoch has no batch, and where the model was compiled again in a
+    window: its rate would be the compiler's.
     """
     line.enter("first batch")
     try:
@@ -250,7 +240,7 @@ def time_training(
     except NoBatchError as error:
         return TrialFailure(kind="unsupported", phase=line.phase, message=str(error))
     line.enter("training")
-    begins()
+    memory.reset_peaks()
     trainer.step(trainer.receive(batch))  # uncounted: it waited for the first batch
     del batch
     num_compiled = trainer.num_compiled()
@@ -261,7 +251,8 @@ def time_training(
     if trainer.num_compiled() > num_compiled:
         message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
         return TrialFailure(kind="unsupported", phase="training", message=message)
-    return TrainingRun(windows=tuple(windows), **loader.times())
+    peak_bytes = memory.peak_bytes() if trainer.device.type == "cuda" else None
+    return TrainingRun(windows=tuple(windows), peak_allocated_bytes=peak_bytes, **loader.times())
 
 
 class _Edge(NamedTuple):
@@ -293,7 +284,7 @@ class TimedLoop:
     def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
         trainer.synchronize()
-        self._marks = marks_for(trainer.device)
+        self._marks = Marks(torch.cuda.current_stream(trainer.device) if trainer.device.type == "cuda" else None)
         self._edge = self._look()
 
     def _look(self) -> _Edge:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from loadtune.host.cgroup import field_bytes
 from loadtune.host.memory import read_ram
-from loadtune.host.processes import field_bytes
 
 # Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
 # cuBLASLt keeps as much again. The backward pass runs in a thread with handles of its own. What a step leaks is
@@ -199,11 +199,6 @@ class CpuMemory:
 
 
 DeviceMemory = CudaMemory | CpuMemory
-
-
-def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
-    """The books of this device. `most_bytes` is of a GPU alone."""
-    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory()
 
 
 def _page_lock_stats() -> Mapping[str, Any]:

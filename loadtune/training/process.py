@@ -5,13 +5,12 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 from loadtune.host.memory import SHM_ADVICE
@@ -97,29 +96,20 @@ class TrainingProcess:
         """``scratch``: the folder for everything temporary, which the caller removes."""
         self.log, log = BoundedLog(log_path), log_path.open("ab")
         self._samples = SampleTable()
-        ours, theirs = socket.socketpair()
-        alive_read, self._lifeline = os.pipe()
-        descriptors = (theirs.fileno(), alive_read, self._samples.fileno())
-        try:
-            with log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.training", *map(str, descriptors), str(scratch)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=_environment(device, scratch),
-                    pass_fds=descriptors,
-                    start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
-                )
-        except BaseException:
-            ours.close()
-            os.close(self._lifeline)
-            raise
-        finally:
-            theirs.close()
-            os.close(alive_read)
-            self._samples.close_descriptor()
-        self.connection: Connection = Connection(ours.detach())
+        self.connection, theirs = Pipe()
+        alive, self._lifeline = Pipe(duplex=False)
+        descriptors = (theirs.fileno(), alive.fileno(), self._samples.fileno())
+        with log, theirs, alive:  # all others close by themselves where this fails
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "loadtune.training", *map(str, descriptors), str(scratch)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(device, scratch),
+                pass_fds=descriptors,
+                start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
+            )
+        self._samples.close_descriptor()
 
     @property
     def pid(self) -> int:
@@ -171,7 +161,7 @@ class TrainingProcess:
             self._process.wait()
             self.log.cut()
             self.connection.close()
-            os.close(self._lifeline)
+            self._lifeline.close()
         return self._process.returncode
 
 
@@ -181,10 +171,8 @@ def _environment(device: Device, scratch: Path) -> dict[str, str]:
     compiled = scratch / "compiled"
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
-    if device.kind != "cuda":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    elif device.uuid is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = device.uuid
+    if device.kind != "cuda" or device.uuid is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = device.uuid or ""
     home = Path(__file__).resolve().parents[2]
     if home.name not in ("site-packages", "dist-packages"):  # run from a checkout: the child has to find it as well
         known = environment.get("PYTHONPATH")

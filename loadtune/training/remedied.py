@@ -33,8 +33,8 @@ ENOUGH_S = 1.5
 class RemediedJobs:
     """The job with any remedies; each combination is made once."""
 
-    def __init__(self, workload: Workload, line: Line) -> None:
-        self._line = line
+    def __init__(self, workload: Workload, device: torch.device, line: Line) -> None:
+        self._device, self._line = device, line
         self._made: dict[tuple[str, ...], Workload] = {(): workload}
 
     def job(self, names: tuple[str, ...]) -> Workload:
@@ -43,12 +43,12 @@ class RemediedJobs:
             self._made[names] = REMEDIES[names[-1]].apply(self.job(names[:-1]))
         return self._made[names]
 
-    def examine(self, config: TrialConfig, names: Sequence[str], device: torch.device) -> tuple[Examined, ...]:
+    def examine(self, config: TrialConfig, names: Sequence[str]) -> tuple[Examined, ...]:
         """Each of these remedies on top of those that the configuration has."""
         self._line.enter("remedies")
-        return tuple(self._examine(config, REMEDIES[name], device) for name in names)
+        return tuple(self._examine(config, REMEDIES[name]) for name in names)
 
-    def _examine(self, config: TrialConfig, remedy: Remedy, device: torch.device) -> Examined:
+    def _examine(self, config: TrialConfig, remedy: Remedy) -> Examined:
         self._line.pulse()
         before = self.job(config.remedies)
         if remedy.loads and (before.loader.batches_are_ready or not before.epoch.indices):
@@ -56,16 +56,14 @@ class RemediedJobs:
         try:
             after = self.job(in_order((*config.remedies, remedy.name)))
             code = remedy.own_code(before)
-            seen = self._compared(remedy, before, after, device, config.batch_size) if remedy.loads else {}
+            seen = self._compared(remedy, before, after, config.batch_size) if remedy.loads else {}
             return Examined(name=remedy.name, code=code, **seen)
         except NotApplicableError as error:
             return Examined(name=remedy.name, refused=str(error))
         except Exception as error:  # what is wrong with one remedy is no end of the run
             return Examined(name=remedy.name, refused=f"it could not be applied: {last_line(error)}")
 
-    def _compared(
-        self, remedy: Remedy, before: Workload, after: Workload, device: torch.device, batch_size: int
-    ) -> dict[str, Any]:
+    def _compared(self, remedy: Remedy, before: Workload, after: Workload, batch_size: int) -> dict[str, Any]:
         """Under the names that `Examined` has for them."""
         # Files open and modules load meanwhile: the first times are longer.
         first = [self._load(before, nullcontext(), number, FEWEST_EXAMINED)[1] for number in range(2)]
@@ -81,10 +79,10 @@ class RemediedJobs:
             other, took = self._load(after, remedy.loading(), number, num)
             changed.append(took)
         num_bytes_before, num_bytes_after = num_bytes(one), num_bytes(other)
-        one, before_s = _on(device, before, one)
-        other, after_s = _on(device, after, other)
+        one, before_s = _on(self._device, before, one)
+        other, after_s = _on(self._device, after, other)
         if (compared := remedy.compared(before)) is not before:
-            one, _ = _on(device, compared, self._load(compared, nullcontext(), number, num)[0])
+            one, _ = _on(self._device, compared, self._load(compared, nullcontext(), number, num)[0])
         return {
             "before": _loading(plain, num, num_bytes_before, before_s),
             "after": _loading(changed, num, num_bytes_after, after_s),

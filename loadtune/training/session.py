@@ -24,13 +24,12 @@ from loadtune.stream.sample_table import SampleTable
 from loadtune.training.describe import Samples, describe, match_random_targets, train_small
 from loadtune.training.failures import Circumstances, failure_from, leaves_context_intact, watched
 from loadtune.training.loop import EndlessLoader, time_training
-from loadtune.training.memory import memory_of
+from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
 from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.remedied import RemediedJobs
 from loadtune.training.steps import AllocatorLog, measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
 from loadtune.units import counted
-from loadtune.workload.batches import sample_shape
 from loadtune.workload.build import build_workload
 
 
@@ -44,7 +43,8 @@ class Session:
         line.enter("build")
         self._line = line
         self._chosen = begin.device
-        free_before, self._device = None, torch.device("cpu")
+        self._device = torch.device("cpu")
+        self.memory: DeviceMemory = CpuMemory()
         if begin.device.kind == "cuda":  # one is visible: the process was started with its UUID
             # Asked of the driver before this process takes any.
             free_before = next((gpu.free_bytes for gpu in read_gpus()), None)
@@ -55,13 +55,13 @@ class Session:
                     "or --device cpu."
                 )
             self._device = torch.device("cuda", 0)
-        self.memory = memory_of(self._device, free_before, begin.max_memory_bytes)
+            self.memory = CudaMemory(self._device, free_before, begin.max_memory_bytes)
         self._workload = build_workload(begin.spec, begin.objects, self._device)
         self._with_own_step = self._workload.make_step is not None
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
-        self._jobs = RemediedJobs(self._workload, line)
+        self._jobs = RemediedJobs(self._workload, self._device, line)
         self.memory.remember_idle()
 
     def recovers(self) -> bool:
@@ -72,7 +72,7 @@ class Session:
     def describe(self) -> WorkloadFacts:
         recipe = Recipe(precision="own" if self._with_own_step else "fp32")
         trainer = self._trainer(recipe, self._samples.num)
-        trained = train_small(self._workload, trainer, self._model, self._samples, self._line)
+        trained = train_small(trainer, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
         return describe(self._workload, self._samples, trained, self._chosen, self.memory)
@@ -114,19 +114,7 @@ class Session:
         trainer = self._trainer(Recipe(precision=precision), batch_size)
         batch = self._samples.resident(batch_size, trainer, largest=True)
         with self.memory.capped():
-            return measure_step(
-                trainer,
-                batch,
-                self.memory,
-                log,
-                self._line,
-                model=self._workload.spec.model,
-                precision=precision,
-                optimizer=self._workload.spec.optimizer,
-                batch_size=batch_size,
-                input_shape=sample_shape(batch, trainer.places),
-                num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
-            )
+            return measure_step(trainer, batch, self.memory, log, self._line)
 
     def time_training(self, config: TrialConfig, window_s: float, number: int) -> TrainingRun | TrialFailure:
         """``number``: of the order in which samples are read, with the seed."""
@@ -140,14 +128,12 @@ class Session:
         warm_up(trainer, self._samples.resident(size, trainer), self._line)
         job = self._jobs.job(config.remedies)
         with closing(EndlessLoader(job, config.loader, number=number, table=self._line.samples)) as batches:
-            run = time_training(trainer, batches, window_s, self._line, begins=self.memory.reset_peaks)
+            run = time_training(trainer, batches, window_s, self._line, self.memory)
         trainer.close()
-        if isinstance(run, TrialFailure):
-            return run
-        return replace(run, peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None)
+        return run
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...]:
-        return self._jobs.examine(config, names, self._device)
+        return self._jobs.examine(config, names)
 
     def _trainer(
         self, recipe: Recipe, batch_size: int, *, sums_losses: bool = False, remedies: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import bytes_text
-from loadtune.workload.batches import Batch
+from loadtune.workload.batches import Batch, sample_shape
 
 # On CUDA the first step chooses kernels (0.1 to 18 s were seen), the second runs with the optimizer's state in place,
 # the third with the allocator settled. On a CPU the first step is the only one that differs.
@@ -103,31 +103,20 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
 
 # Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
 MAX_EVENTS = 400_000
-
-
-@contextmanager
-def history_kept() -> Iterator[None]:
-    """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
-    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
-    try:
-        yield
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def history_of(device: torch.device) -> list[dict[str, Any]]:
-    """What the allocator did on this device, oldest first; cut off at `MAX_EVENTS`."""
-    return torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]  # type: ignore[no-any-return]
+_COUNTED = ("alloc", "free_requested")
+"""What the allocator's counters count: a request to give back lowers what is in use."""
 
 
 def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked places are."""
+    """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked positions are."""
     events: list[int] = []
     starts: list[int] = []
     numbers: dict[int, int] = {}  # address → number of the request that lives there
-    num_requests = 0
-    for at, entry in enumerate(history):
-        starts += [len(events)] * (at in marks)
+    position = num_requests = 0
+    for entry in history:
+        if entry["action"] in _COUNTED:
+            starts += [len(events)] * (position in marks)
+            position += 1
         if entry["action"] == "alloc":
             num_requests += 1
             numbers[entry["addr"]] = num_requests
@@ -147,9 +136,9 @@ def try_steps(
     raises; on a CPU it runs, into swap or into memory that others need, and has failed all the same.
     """
     budget, retries = memory.budget_bytes(), memory.num_retries()
-    steps = _Steps(trainer, memory, line, asked)
+    steps = _Steps(trainer, memory, line)
     num_full = NUM_STEPS - asked.verify
-    with memory.capped(), steps.traced():
+    with memory.capped(), steps.traced(asked):
         with steps.phase("first step"):
             batch = make_batch(asked.batch_size)
             steps.step(batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
@@ -186,8 +175,8 @@ def try_steps(
 class _Steps:
     """On resident batches, with the books kept."""
 
-    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line, asked: BatchTry) -> None:
-        self._trainer, self._memory, self._line, self._asked = trainer, memory, line, asked
+    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line) -> None:
+        self._trainer, self._memory, self._line = trainer, memory, line
         self.took_s: list[float] = []
         """Of each steady step."""
         self.peaks_bytes: dict[str, int] = {}
@@ -195,31 +184,30 @@ class _Steps:
         self.reserved_bytes: list[int] = []
         """Peaks of what the allocator held. Empty: it does not tell."""
         self.last_retries: int | None = None
-        self._starts: list[int] | None = None
-        """Where in the allocator's history steps begin. None: nothing is traced."""
+        self._log: AllocatorLog | None = None
+        """None: nothing is traced."""
+        self._starts: list[int] = []
+        """Where in the log steps begin."""
         self.trace: AllocationTrace | None = None
         """None: not asked for, or the device or the allocator's settings give none."""
 
     @contextmanager
-    def traced(self) -> Iterator[None]:
+    def traced(self, asked: BatchTry) -> Iterator[None]:
         """The allocator's requests within are kept, where they are asked for."""
         device = self._trainer.device
         # The forecast follows the allocator's default settings. PyTorch is renaming the first variable to the second.
         is_set = any(map(os.environ.get, ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")))
-        if not self._asked.trace or device.type != "cuda" or is_set:
+        if not asked.trace or device.type != "cuda" or is_set:
             yield
             return
-        idle_bytes = torch.cuda.memory_reserved(device)
-        with history_kept():
-            begun, self._starts = len(history_of(device)), []
+        idle_bytes, self._log = torch.cuda.memory_reserved(device), AllocatorLog(device)
+        with self._log.kept():
             yield
-            torch.cuda.synchronize(device)
-            history = history_of(device)
-        if len(history) < MAX_EVENTS:  # else its beginning was overwritten
-            events, starts = compact_events(history[begun:], [start - begun for start in self._starts])
-            self.trace = AllocationTrace(
-                batch_size=self._asked.batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
-            )
+            with suppress(TrainingError):  # its beginning was overwritten
+                events, starts = compact_events(self._log.history(), self._starts)
+                self.trace = AllocationTrace(
+                    batch_size=asked.batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
+                )
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -233,9 +221,9 @@ class _Steps:
 
     def step(self, batch: Batch) -> float:
         """One step, finished, and its seconds."""
-        if self._starts is not None:
+        if self._log is not None:
             self._trainer.synchronize()
-            self._starts.append(len(history_of(self._trainer.device)))
+            self._starts.append(self._log.mark().position)
         retries, started = self._memory.num_retries(), time.monotonic()
         for _ in range(self._trainer.accumulate):  # to the optimizer's own step, which makes its state
             self._trainer.step(batch)
@@ -273,12 +261,16 @@ class AllocatorLog:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
+        """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
         torch.cuda.synchronize(self.device)
-        with history_kept():
-            self._begun = len(history_of(self.device))
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+        try:
+            self._begun = len(self._entries())
             self._start = 0
             self._start = self.mark().position
             yield
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def mark(self) -> Mark:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
@@ -297,21 +289,27 @@ class AllocatorLog:
         blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
         return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
 
-    def events(self) -> list[Event]:
-        """All since `kept` was entered. Raises TrainingError where some are missing."""
+    def history(self) -> list[dict[str, Any]]:
+        """All that the allocator did since `kept` was entered. Raises TrainingError where some of it is missing."""
         torch.cuda.synchronize(self.device)
-        history = history_of(self.device)
-        events = [  # those that the allocator counts: a request to give back lowers what is in use
-            Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0)
-            for entry in history[self._begun :]
-            if entry["action"] in ("alloc", "free_requested")
-        ]
-        if len(history) >= MAX_EVENTS or len(events) != self.mark().position:
+        history = self._entries()[self._begun :]
+        num_counted, position = sum(entry["action"] in _COUNTED for entry in history), self.mark().position
+        if num_counted != position:
             raise TrainingError(
-                f"PyTorch's history of the allocator holds {len(events)} events where its counters say "
-                f"{self.mark().position}: it cannot be accounted for. `loadtune memory --device cpu` estimates it."
+                f"PyTorch's history of the allocator holds {num_counted} events where its counters say {position}: it "
+                "cannot be accounted for. `loadtune memory --device cpu` estimates it."
             )
-        return events
+        return history
+
+    def events(self) -> list[Event]:
+        """Those that the allocator counts, of its `history`. Raises as that does."""
+        counted = (entry for entry in self.history() if entry["action"] in _COUNTED)
+        return [Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0) for entry in counted]
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """At most `MAX_EVENTS`, oldest first."""
+        snapshot = torch.cuda.memory._snapshot(self.device)
+        return snapshot["device_traces"][self.device.index or 0]  # type: ignore[no-any-return]
 
     def give_back_workspaces(self) -> None:
         """What libraries keep from one operation to the next goes back to the allocator."""
@@ -322,34 +320,23 @@ class AllocatorLog:
 _TIMED_STEPS = 5
 
 
-def measure_step(
-    trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line, **asked: Any
-) -> StepAccount:
-    """Account for a step on this batch, then close the trainer. ``asked``: the fields that say what was measured.
+def measure_step(trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line) -> StepAccount:
+    """Account for a step on this batch, then close the trainer.
 
     The peak itself is read in steps that nobody watches. A further step is watched operation by operation. Every block
     in use at its peak is put down to the tensor that owned it. No line is what the others leave over.
     """
-
-    def step_s() -> float:
-        started = time.monotonic()
-        trainer.step(batch)
-        trainer.synchronize()
-        line.pulse()
-        return time.monotonic() - started
-
     warm_up(trainer, batch, line)
-    line.enter("steps")
-    memory.reset_peaks()
-    seconds = [step_s() for _ in range(_TIMED_STEPS)]
-    peak, reserved = memory.peak_bytes(), memory.peak_reserved_bytes()
+    steps = _Steps(trainer, memory, line)
+    steps.go_on(batch, _TIMED_STEPS)
+    peak, reserved = max(steps.peaks_bytes.values()), max(steps.reserved_bytes, default=None)
     line.enter("watched step")
     with log.kept():
         watch = StepWatch(log)
         standing = log.standing()
         watch.claim_owned(trainer.module, trainer.state_tensors(), batch)
         with torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda packed: packed), watch:
-            step_s()
+            steps.step(batch)
         watch.claim_owned(trainer.module, trainer.state_tensors(), batch)  # gradients and state that this step made
         end = log.mark().position
         log.give_back_workspaces()
@@ -358,13 +345,19 @@ def measure_step(
     lines = watch.lines(standing, events[:end], kept)
     outside = memory.outside_bytes()
     trainer.close()
+    spec = trainer.workload.spec
     return StepAccount(
-        **asked,
+        model=spec.model,
+        precision=trainer.recipe.precision,
+        optimizer=spec.optimizer,
+        batch_size=trainer.batch_size,
+        input_shape=sample_shape(batch, trainer.places),
+        num_parameters=sum(parameter.numel() for parameter in trainer.module.parameters()),
         estimated=False,
         largest=lines.largest,
         at_peak=lines.at_peak,
         peak_bytes=peak,
         fragmentation_bytes=None if reserved is None else reserved - peak,
         outside_bytes=outside,
-        step_s=statistics.median(seconds),
+        step_s=statistics.median(steps.took_s),
     )

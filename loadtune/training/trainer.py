@@ -32,8 +32,6 @@ class ResidentModel:
     """The workload's model on the device; each run starts it again from the same weights."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
-        self.compute_loss = workload.compute_loss
-        self.own_batches = workload.own_batches
         self.device = device
         self.own_step: Callable[[Batch], Any] | None = None
         """What the user's ``make_step`` returned. None: not made yet, or there is none."""
@@ -92,21 +90,21 @@ class Trainer:
         """What is trained."""
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
-        self._model, self._batch_size = model, batch_size
+        self._model, self.batch_size = model, batch_size
         self._called = model.called(recipe)
-        self._on_device = workload.on_device
+        self.workload = workload
         self._num_summed = 0
         self._losses: dict[torch.device, torch.Tensor] | None = {} if sums_losses else None
         self._scaler: torch.amp.GradScaler | None = None
-        self._begin(workload)
+        self._begin()
 
-    def _begin(self, workload: Workload) -> None:
+    def _begin(self) -> None:
         self._model.reset(self.recipe.memory_format)
         scaled = self.recipe.precision == "fp16"
         if scaled:
             self._scaler = torch.amp.GradScaler(self.device.type, growth_interval=_NO_SCALE_GROWTH)
         fused = self.recipe.fused_optimizer
-        self._optimizer = make_optimizer(workload.optimizer, self.module, fused=fused, scaled=scaled)
+        self._optimizer = make_optimizer(self.workload.optimizer, self.module, fused=fused, scaled=scaled)
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The optimizer's and the gradient scaler's own, wherever they lie; empty before the first step."""
@@ -115,7 +113,7 @@ class Trainer:
 
     def num_samples(self, batch: Batch) -> int:
         """Samples of this batch: those that were collated where it does not tell."""
-        return self.places.num_samples(batch) if self.places.count else self._batch_size
+        return self.places.num_samples(batch) if self.places.count else self.batch_size
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
@@ -131,9 +129,9 @@ class Trainer:
     def receive(self, batch: Batch) -> Batch:
         """What a loader delivered, on the device and ready to be trained on."""
         batch = self.to_device(batch)
-        for change in self._on_device:
+        for change in self.workload.on_device:
             batch = change(batch)
-        return self.to_device(batch) if self._on_device else batch
+        return self.to_device(batch) if self.workload.on_device else batch
 
     def step(self, batch: Batch) -> None:
         """Forward and backward pass on a batch that is on the device, and the optimizer's step where it is due.
@@ -143,7 +141,7 @@ class Trainer:
         if self._num_summed == 0:
             self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            loss = self._model.compute_loss(self._called, batch)
+            loss = self.workload.compute_loss(self._called, batch)
         self._add(loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
@@ -162,8 +160,8 @@ class Trainer:
         self.module.eval()
         try:
             with torch.no_grad(), self._autocast():
-                if self._model.own_batches or not is_pair(batch):
-                    self._model.compute_loss(self.module, batch)
+                if self.workload.loss_takes == "batch" or not is_pair(batch):
+                    self.workload.compute_loss(self.module, batch)
                 else:
                     self.module(own_structure(batch[0]))
         finally:
@@ -216,7 +214,8 @@ class Trainer:
 class OwnStep(Trainer):
     """The user's own training step: it holds models and optimizers, and lives as long as the process."""
 
-    def _begin(self, workload: Workload) -> None:
+    def _begin(self) -> None:
+        workload = self.workload
         self._sentence = (
             f"The step {workload.spec.step or ''} raised {{}}. step(batch) gets each batch as the collate function "
             "returns it, moved to the device"
@@ -258,5 +257,4 @@ def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
     places = trainer.places
     count = min(_NUM_RESIDENT_SAMPLES, places.num_samples(samples))
     few = trainer.to_device(places.take(samples, range(count)))
-    # Through to_device again: indexing need not keep the memory format.
-    return trainer.to_device(places.take(few, [at % count for at in range(batch_size)]))
+    return trainer.to_device(places.repeated(few, batch_size))  # again: indexing need not keep the memory format

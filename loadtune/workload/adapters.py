@@ -172,11 +172,10 @@ class _OneProcess:
     process_index = 0
     is_main_process = True
 
-    def prepare(self, loader: Any) -> Any:
-        return loader
+    def prepare(self, part: Any, *_: Any, **__: Any) -> Any:
+        return part
 
-    def unwrap_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        return model
+    unwrap_model = prepare
 
 
 class _DetachedTrainer:

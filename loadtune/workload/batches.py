@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
@@ -170,62 +171,55 @@ class Places:
         return places.num_samples(inside[key])
 
     def take(self, batch: Batch, indices: Sequence[int]) -> Batch:
-        """A batch of the samples at these indices, any number of times. Only where places `are_known`.
-
-        A sample that is taken again is a copy, with memory of its own.
-        """
+        """A batch of copies of the samples at these indices, any number of times. Only where places `are_known`."""
         if self.kind == "tensor":
             return batch.index_select(self.dim, torch.as_tensor(indices, device=batch.device))
         if self.kind == "list":
-            made, seen = [], set[int]()
-            for at in indices:
-                made.append(map_tensors(batch[at], torch.clone) if at in seen else batch[at])
-                seen.add(at)
-            return type(batch)(made)
+            return type(batch)(map_tensors(batch[at], torch.clone) for at in indices)
         if self.kind == "parts":
             inside = _parts(batch) or {}
             return _rebuilt(batch, {key: part.take(inside[key], indices) for key, part in self.parts.items()})
         return batch
+
+    def repeated(self, batch: Batch, batch_size: int) -> Batch:
+        """Its samples again and again. Only where places `are_known`."""
+        num = self.num_samples(batch)
+        return self.take(batch, [at % num for at in range(batch_size)])
 
 
 PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
 """Of (inputs, targets)."""
 
 
-def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Places:
-    """From a batch of ``num_fewer`` samples and one of ``num_more``."""
+def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int, *, first_alone: bool = False) -> Places:
+    """From a batch of ``num_fewer`` samples and one of ``num_more``.
+
+    ``first_alone``: samples lie along the first dimension of tensors, and nowhere else.
+    """
     if _cannot_be_cut(fewer):
         return Places("unknown")
     if isinstance(fewer, torch.Tensor):
         if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
             return Places("unknown")
-        sizes = list(zip(fewer.shape, more.shape, strict=True))
+        sizes = list(zip(fewer.shape, more.shape, strict=True))[: 1 if first_alone else None]
         if (num_fewer, num_more) in sizes:
             return Places("tensor", sizes.index((num_fewer, num_more)))
         return Places("same" if fewer.shape == more.shape else "unknown")
     one, other = _parts(fewer), _parts(more)
     if one is None or other is None:
         return Places("same")
-    if isinstance(fewer, (list, tuple)) and (len(fewer), len(more)) == (num_fewer, num_more):
+    if isinstance(fewer, (list, tuple)) and (len(fewer), len(more)) == (num_fewer, num_more) and not first_alone:
         return Places("list")
     if one.keys() != other.keys():
         return Places("unknown")
-    return Places("parts", parts={key: places_of(one[key], other[key], num_fewer, num_more) for key in one})
+    inside = partial(places_of, num_fewer=num_fewer, num_more=num_more, first_alone=first_alone)
+    return Places("parts", parts={key: inside(one[key], other[key]) for key in one})
 
 
 def places_of_ready(batch: Batch) -> Places:
     """Of a batch of which nobody knows how many samples it has: the first dimension of its first tensor tells."""
     length = next((tensor.size(0) for tensor in tensors_of(batch) if tensor.dim() > 0), None)
-
-    def of(part: Batch) -> Places:
-        if length is None or _cannot_be_cut(part):
-            return Places("unknown")
-        if isinstance(part, torch.Tensor):
-            return Places("tensor" if part.dim() > 0 and part.size(0) == length else "same")
-        inside = _parts(part)
-        return Places("same") if inside is None else Places("parts", parts={key: of(inside[key]) for key in inside})
-
-    return of(batch)
+    return Places("unknown") if length is None else places_of(batch, batch, length, length, first_alone=True)
 
 
 def _cannot_be_cut(part: Any) -> bool:
@@ -275,11 +269,9 @@ def _rebuilt(batch: Any, parts: dict[Any, Any]) -> Any:
         return type(batch)(*parts.values()) if hasattr(batch, "_fields") else type(batch)(parts.values())
     if isinstance(batch, list):
         return type(batch)(parts.values())
-    if type(batch) is dict:
-        return parts
     made = copy.copy(batch)
     if isinstance(batch, Mapping):
-        if hasattr(made, "data") and isinstance(made.data, dict):  # a UserDict's copy shares what it holds
+        if isinstance(getattr(made, "data", None), dict):  # a copy may share what it holds
             made.data = parts
         else:
             made.update(parts)

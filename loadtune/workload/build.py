@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import cloudpickle
 import torch
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
+from loadtune.records.config import LiveObjects, OptimizerName, WorkloadPart, WorkloadSpec, is_import_path
 from loadtune.records.facts import CodePart
 from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_model, make_parts, model_needs, num_classes_of
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
 from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep, OptimizerFactory, loss_of_batches, takes_model
-from loadtune.workload.user_code import find_function, is_users_file, last_line, module_of, reported
+from loadtune.workload.user_code import find, is_users_file, module_of, reported
 
 _CPU = torch.device("cpu")
 
@@ -47,14 +47,11 @@ class Workload:
     """Of a batch of any structure that can be trained on."""
     num_classes: int
     """As the user gave it, else as the dataset says, else as the model's published weights have it."""
-    own_model: bool = False
-    """The model is the user's own code, so its traceback is shown."""
-    own_loader: bool = False
-    """The settings of the loader are the user's own."""
-    own_loss: bool = False
-    """The loss is the user's own: outputs and targets are whatever it accepts."""
-    own_batches: bool = False
-    """Batches are the user's own: a loss of (model, batch) or a step takes them as they are."""
+    own: frozenset[str] = frozenset()
+    """Parts that are the user's own code, by name. The others were made of a name, or are ours."""
+    loss_takes: Literal["classes", "outputs", "batch"] = "classes"
+    """``classes``: it is ours. ``outputs``: the user's own takes any outputs and targets. ``batch``: the user's own, or
+    a step, takes batches of any structure."""
     make_step: MakeStep | None = None
     """The user's own training. None: ours."""
     optimizer: OptimizerName | OptimizerFactory = "sgd"
@@ -76,15 +73,14 @@ def pack_parts(parts: Mapping[str, Any]) -> LiveObjects:
         pickled = _pickled(parts)
     except Exception:
         for name, part in parts.items():  # one by one, to tell which
-            try:
+            with reported(
+                f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be "
+                "pickled: {}. Pass its import path, `pkg.mod:factory`, or for a model, dataset or loader a function "
+                "without arguments that returns it. Otherwise remove references to open files, locks, threads and "
+                "connections.",
+                traced=False,
+            ):
                 _pickled(part)
-            except Exception as error:
-                raise WorkloadError(
-                    f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be "
-                    f"pickled: {last_line(error)}. Pass its import path, `pkg.mod:factory`, or for a model, dataset or "
-                    "loader a function without arguments that returns it. Otherwise remove references to open files, "
-                    "locks, threads and connections."
-                ) from error
         raise
     # Absolute: '' stands for the folder a script or a prompt was started in.
     return LiveObjects(pickled=pickled, search_path=tuple(os.path.abspath(folder) for folder in sys.path))
@@ -143,27 +139,16 @@ def build_workload(
     Nothing is trained. Everything stays on the CPU, except tensors of a loss, which go to `device`. Only the model is
     made within `making`, for example under fake tensors, so that a model of any size takes no memory.
     """
-    live = {} if objects is None else unpack_parts(objects, device)
-
-    def given(name: str, path: str | None, option: str) -> Any:
-        """The caller's function, or the one that the path names. None: neither."""
-        return live.get(name) if name in live or path is None else find_function(path, option)
-
-    make_step: MakeStep | None = given("step", spec.step, "step")
-    loss: Loss | None = given("loss", spec.loss, "loss function")
-    named = spec.optimizer in get_args(OptimizerName)
-    optimizer: OptimizerFactory | None = given("optimizer", None if named else spec.optimizer, "optimizer")
+    own = _own_parts(spec, {} if objects is None else unpack_parts(objects, device))
+    make_step: MakeStep | None = own.get("step")
+    loss: Loss | None = own.get("loss")
     of_batch = loss is not None and takes_model(loss)
-    is_own = "model" in live or make_step is not None
-    needs = model_needs(spec, is_live=is_own)
-    loader = make_parts(spec, needs, live)
+    needs = model_needs(spec, own)
+    loader = make_parts(spec, needs, own)
     num_classes = spec.num_classes or num_classes_of(loader.dataset) or needs.num_classes
     torch.manual_seed(spec.seed)
     with making or nullcontext():
-        if make_step is not None:
-            model = nn.Module()
-        else:
-            model = make_model(spec, needs, num_classes, live.get("model"), own_training=of_batch)
+        model = make_model(spec, needs, num_classes, own, own_training=of_batch)
     if make_step is None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
@@ -175,34 +160,42 @@ def build_workload(
         model=model,
         compute_loss=loss_of_batches(loss, spec.loss or ""),
         num_classes=num_classes,
-        own_model=is_own or is_import_path(spec.model),
-        own_loader="loader" in live or spec.loader is not None,
-        own_loss=loss is not None and not of_batch,
-        own_batches=of_batch or make_step is not None,
+        own=frozenset(own),
+        loss_takes="batch" if of_batch or make_step is not None else "classes" if loss is None else "outputs",
         make_step=make_step,
-        optimizer=optimizer or spec.named_optimizer or "sgd",
+        optimizer=own.get("optimizer") or spec.named_optimizer or "sgd",
     )
+
+
+_FUNCTIONS = {"step": "step", "loss": "loss function", "optimizer": "optimizer", "collate": "collate function"}
+"""Parts that are functions, by what they are called in messages."""
+
+
+def _own_parts(spec: WorkloadSpec, live: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's own parts: objects of the caller, and what import paths name. Raises WorkloadError."""
+    own = dict(live)
+    for part in get_args(WorkloadPart):
+        path, option = getattr(spec, part), _FUNCTIONS.get(part, part)
+        is_a_name = part in ("dataset", "model") and not is_import_path(path)
+        if part in live or path is None or is_a_name or path in get_args(OptimizerName):
+            continue
+        own[part] = find(path, option)
+        if part in _FUNCTIONS and not callable(own[part]):
+            found = type(own[part]).__name__
+            raise WorkloadError(f"The {option} {path} is of type {found}. It has to be a function or class.")
+    return own
 
 
 # What code it is made of
 
 
 def code_of(workload: Workload) -> tuple[CodePart, ...]:
-    """What tells this workload from another later: the user's files by name, and the model's layers.
+    """What tells this workload from another later: the user's files by name, ``pkg/mod.py``, and the model's layers.
 
     torch and what else is installed are known by their versions. A module that was imported from a file of the user's
     counts wherever it came from, so that a model beside the script that builds it is seen too.
     """
-    model = workload.model
-    layers = [f"{name}: {type(layer).__module__}.{type(layer).__qualname__}" for name, layer in model.named_modules()]
-    layers += [f"{name} {tuple(weights.shape)}" for name, weights in model.named_parameters()]
-    parts = dict(sorted(_files(workload.spec).items())) | {"the model's layers": "\n".join(layers).encode()}
-    return tuple(CodePart(name=name, sha256=hashlib.sha256(content).hexdigest()) for name, content in parts.items())
-
-
-def _files(spec: WorkloadSpec) -> dict[str, bytes]:
-    """``pkg/mod.py`` → what is in it, of the user's modules and of those that were named."""
-    paths = (spec.dataset, spec.model, spec.loader, spec.collate, spec.loss, spec.optimizer, spec.step)
+    paths = [getattr(workload.spec, part) for part in get_args(WorkloadPart)]
     named = {module_of(path) for path in paths if path is not None and is_import_path(path)}
     found: dict[str, bytes] = {}
     for name, module in list(sys.modules.items()):
@@ -215,4 +208,8 @@ def _files(spec: WorkloadSpec) -> dict[str, bytes]:
             inside = "/__init__" if path.stem == "__init__" else ""
             with suppress(OSError):
                 found[f"{name.replace('.', '/')}{inside}.py"] = path.read_bytes()
-    return found
+    model = workload.model
+    layers = [f"{name}: {type(layer).__module__}.{type(layer).__qualname__}" for name, layer in model.named_modules()]
+    layers += [f"{name} {tuple(weights.shape)}" for name, weights in model.named_parameters()]
+    parts = dict(sorted(found.items())) | {"the model's layers": "\n".join(layers).encode()}
+    return tuple(CodePart(name=name, sha256=hashlib.sha256(content).hexdigest()) for name, content in parts.items())

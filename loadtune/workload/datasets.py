@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import TIMM, WorkloadSpec, is_import_path
+from loadtune.records.config import TIMM, WorkloadSpec
 from loadtune.units import counted
 from loadtune.workload.loaders import LoaderParts
-from loadtune.workload.user_code import call, find_function, last_line, made_by, reported, torchvision_for, unknown_name
+from loadtune.workload.user_code import made_by, reported, torchvision_for, unknown_name
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -31,82 +33,66 @@ _DEFAULT_IMAGE_SIZE = 224
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeeds:
-    """What has to be known of a model before its dataset can be made."""
+    """What has to be known of a model before its dataset can be made, and what makes it."""
 
     image_size: int
-    num_classes: int
+    num_classes: int = _CLASSES
     """What the model has where neither the user nor the dataset says."""
-    is_own: bool = False
-    """Whether it is the user's own model, which may take images of one channel and of any size."""
+    build: Callable[..., nn.Module] | None = None
+    """Takes the number of classes. None: the model is the user's own, and may take gray images of any size."""
 
 
-def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
-    """Look the name up, without building the model. Raises WorkloadError for an unknown name."""
-    if is_live or is_import_path(spec.model):
-        size = spec.image_size or _DEFAULT_IMAGE_SIZE
-        return ModelNeeds(image_size=size, num_classes=_CLASSES, is_own=True)
+def model_needs(spec: WorkloadSpec, own: Mapping[str, Any]) -> ModelNeeds:
+    """Look the name up, without building the model. Raises WorkloadError for an unknown name.
+
+    ``own``: the user's own parts, by name.
+    """
+    if "model" in own or "step" in own:
+        return ModelNeeds(image_size=spec.image_size or _DEFAULT_IMAGE_SIZE)
     if spec.model.startswith(TIMM):
-        name = spec.model.removeprefix(TIMM)
-        size = spec.image_size or int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
-        return ModelNeeds(image_size=size, num_classes=_CLASSES)
+        return _timm_needs(spec, spec.model.removeprefix(TIMM))
     models = torchvision_for("model", spec.model).models
     names = models.list_models()
     if spec.model not in names:
         raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
-    kind = models.get_model_builder(spec.model).__module__.split(".")
+    builder = models.get_model_builder(spec.model)
+    kind = builder.__module__.split(".")
     if "detection" in kind or "optical_flow" in kind:
         raise WorkloadError(
             f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one, "
             "fn(model, batch), that computes its loss: --model FILE.py:factory --loss FILE.py:fn."
         )
     size = spec.image_size or _published_size(models, spec.model)
-    return ModelNeeds(image_size=size, num_classes=_SEGMENTED_CLASSES if "segmentation" in kind else _CLASSES)
+    arguments: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        arguments["weights_backbone"] = None  # its default would download ImageNet weights
+    if spec.model.startswith("vit_"):
+        arguments["image_size"] = size
+    num_classes = _SEGMENTED_CLASSES if "segmentation" in kind else _CLASSES
+    return ModelNeeds(image_size=size, num_classes=num_classes, build=partial(builder, **arguments))
 
 
 def make_model(
-    spec: WorkloadSpec,
-    needs: ModelNeeds,
-    num_classes: int,
-    own: nn.Module | Callable[[], Any] | None = None,
-    *,
-    own_training: bool = False,
+    spec: WorkloadSpec, needs: ModelNeeds, num_classes: int, own: Mapping[str, Any], *, own_training: bool
 ) -> nn.Module:
-    """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails.
+    """The user's own model, or one built with random weights; an empty one where a step holds it. Raises WorkloadError
+    where that fails, and for a model that brings its own training step, which nobody would call.
 
     ``own_training``: what the model itself would do in training is called, or is meant to be left out.
     """
-    if own is not None or is_import_path(spec.model):
-        if own is None:
-            own = made_by(spec.model, "model", nn.Module)
-        elif not isinstance(own, nn.Module):
-            own = call(own, spec.model, "model")
-        return _checked(own, spec.model, own_training=own_training)
-    if spec.model.startswith(TIMM):
-        name = spec.model.removeprefix(TIMM)
-        build = partial(_timm_with(name).create_model, name, pretrained=False, num_classes=num_classes)
-    else:
-        models = torchvision_for("model", spec.model).models
-        arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
-        if "weights_backbone" in inspect.signature(models.get_model_builder(spec.model)).parameters:
-            arguments["weights_backbone"] = None  # its default would download ImageNet weights
-        if spec.model.startswith("vit_"):
-            arguments["image_size"] = needs.image_size
-        build = partial(models.get_model, spec.model, **arguments)
-    try:
-        return build()  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
+    if needs.build is not None:
+        with reported(
             f"The model {spec.model} could not be built for {counted(num_classes, 'class')} and images of "
-            f"{needs.image_size} pixels: {last_line(error)}. Leave --image-size out to use the size the model was "
-            "designed for, or write a function that builds the model and name it: --model pkg.mod:factory."
-        ) from error
-
-
-def _checked(model: Any, name: str, *, own_training: bool) -> nn.Module:
-    """Raises WorkloadError for no model, and for one that brings its own training step, which nobody would call."""
+            f"{needs.image_size} pixels: {{}}. Leave --image-size out to use the size the model was designed for, or "
+            "write a function that builds the model and name it: --model pkg.mod:factory.",
+            traced=False,
+        ):
+            return needs.build(num_classes=num_classes)
+    model = nn.Module() if "step" in own else made_by(own["model"], spec.model, "model", nn.Module)
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f"The factory of the model {name} returned type {type(model).__name__}. It has to return a torch.nn.Module."
+            f"The factory of the model {spec.model} returned type {type(model).__name__}. It has to return a "
+            "torch.nn.Module."
         )
     if not own_training and hasattr(model, "training_step") and hasattr(model, "configure_optimizers"):
         raise WorkloadError(
@@ -126,23 +112,17 @@ def _published_size(models: Any, name: str) -> int:
     if weights is None or name.startswith("vit_"):  # its position embedding is made for this size; the weights vary
         return _DEFAULT_IMAGE_SIZE
     preset = weights.transforms()
-    size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)
-    while isinstance(size, (list, tuple)):
-        size = size[-1] if size else None
-    return size if isinstance(size, int) else _DEFAULT_IMAGE_SIZE
+    sizes = tree_leaves(getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None))
+    return sizes[-1] if sizes and isinstance(sizes[-1], int) else _DEFAULT_IMAGE_SIZE
 
 
-def _timm_with(name: str) -> Any:
-    """timm, which has a model of this name. Raises WorkloadError."""
-    try:
-        import timm
-    except ImportError as error:
-        raise WorkloadError(
-            f"The model timm:{name} needs the package timm: {last_line(error)}. Install it: pip install timm."
-        ) from error
+def _timm_needs(spec: WorkloadSpec, name: str) -> ModelNeeds:
+    with reported(f"The model timm:{name} needs the package timm: {{}}. Install it: pip install timm.", traced=False):
+        timm = import_module("timm")
     if not timm.is_model(name):
         raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
-    return timm
+    size = spec.image_size or int(timm.get_pretrained_cfg(name).input_size[-1])
+    return ModelNeeds(image_size=size, build=partial(timm.create_model, name, pretrained=False))
 
 
 class ToRgb:
@@ -157,37 +137,21 @@ def training_transform(image_size: int | None, *, is_gray: bool = False) -> Any:
     kept, and without ``image_size`` their size."""
     from torchvision import transforms
 
+    crop = [] if image_size is None else [transforms.RandomResizedCrop(image_size)]
     if is_gray:
-        crop = [] if image_size is None else [transforms.RandomResizedCrop(image_size)]
         return transforms.Compose([*crop, transforms.ToTensor()])
-    return transforms.Compose(
-        [
-            ToRgb(),
-            transforms.RandomResizedCrop(image_size),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(_MEAN, _STD),
-        ]
-    )
+    end = [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+    return transforms.Compose([ToRgb(), *crop, *end])
 
 
-def transform_text(dataset: Any) -> str:
-    """``ToRgb, RandomResizedCrop, …``: what a dataset that was named brings."""
-    transform = getattr(dataset, "transform", None)
-    return ", ".join(type(step).__name__ for step in getattr(transform, "transforms", [transform]))
-
-
-def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -> LoaderParts:
-    """The user's own loader, or a dataset that is read in random order. ``live``: objects of the caller, by part.
-
-    Raises WorkloadError.
-    """
-    own = live.get("loader")
-    if isinstance(own, LoaderParts):
-        parts = own
-    elif own is not None or spec.loader is not None:
+def make_parts(spec: WorkloadSpec, needs: ModelNeeds, own: Mapping[str, Any]) -> LoaderParts:
+    """The user's own loader, or a dataset that is read in random order. Raises WorkloadError."""
+    if "loader" not in own:
+        return LoaderParts.shuffled(make_dataset(spec, needs, own), own.get("collate"))
+    parts = own["loader"]
+    if not isinstance(parts, LoaderParts):
         name = spec.loader or "loader"
-        made = made_by(name, "loader") if own is None else call(own, name, "loader")
+        made = made_by(parts, name, "loader")
         if not isinstance(made, DataLoader):
             wrapped = isinstance(getattr(made, "loader", None), DataLoader)
             advice = "Return the DataLoader inside it; with timm, call create_loader(..., use_prefetcher=False)."
@@ -196,35 +160,17 @@ def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -
                 f"function that returns one. {advice if wrapped else 'A dataset alone goes to --dataset.'}"
             )
         parts = LoaderParts.of(made)
-    else:
-        collate = live.get("collate") or (
-            None if spec.collate is None else find_function(spec.collate, "collate function")
-        )
-        return LoaderParts.shuffled(make_dataset(spec, needs, live), collate)
     _check_length(parts.dataset, "of the loader")
     return parts
 
 
-def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: Mapping[str, Any]) -> Dataset[Any]:
-    """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
-    if "input_shape" in live:
-        return RandomSamples(live["input_shape"])
-    if "dataset" in live:
-        dataset = live["dataset"]
-        if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
-            dataset = call(dataset, spec.dataset, "dataset")
-    elif is_import_path(spec.dataset):
-        dataset = made_by(spec.dataset, "dataset")
-    elif spec.dataset == "FakeData":
-        vision, size = torchvision_for("dataset", spec.dataset), needs.image_size
-        dataset = vision.datasets.FakeData(
-            size=NUM_FAKE_SAMPLES,
-            image_size=(3, size, size),
-            num_classes=spec.num_classes or needs.num_classes,
-            transform=vision.transforms.ToTensor(),
-        )
-    else:
-        dataset = _make_named(spec, needs)
+def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, own: Mapping[str, Any]) -> Dataset[Any]:
+    """Take the user's own or resolve the name, and check that a DataLoader can shuffle what came of it."""
+    if "input_shape" in own:
+        return RandomSamples(own["input_shape"])
+    dataset = own["dataset"] if "dataset" in own else _make_named(spec, needs)
+    if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
+        dataset = made_by(dataset, spec.dataset, "dataset")
     lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
     if not isinstance(dataset, IterableDataset) and (isinstance(dataset, Mapping) or lacks):  # a dict is no list
         without = f" without {' and '.join(lacks)}" if lacks else ""
@@ -261,11 +207,14 @@ def _check_length(dataset: Any, name: str) -> None:
 
 
 def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
-    datasets = torchvision_for("dataset", spec.dataset).datasets
-    hidden = {"FakeData", "VisionDataset", "wrap_dataset_for_transforms_v2"}
-    names = ["FakeData", *(name for name in datasets.__all__ if name not in hidden)]
+    vision = torchvision_for("dataset", spec.dataset)
+    datasets, hidden = vision.datasets, {"VisionDataset", "wrap_dataset_for_transforms_v2"}
+    names = [name for name in datasets.__all__ if name not in hidden]
     if spec.dataset not in names:
         raise unknown_name("dataset", spec.dataset, names, "torchvision.datasets")
+    if spec.dataset == "FakeData":
+        shape, num_classes = (3, needs.image_size, needs.image_size), spec.num_classes or needs.num_classes
+        return datasets.FakeData(NUM_FAKE_SAMPLES, shape, num_classes, vision.transforms.ToTensor())  # type: ignore[no-any-return]
     cls = getattr(datasets, spec.dataset)
     if spec.data_root is None:
         raise WorkloadError(
@@ -274,7 +223,7 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     root = Path(spec.data_root).expanduser()
     if spec.dataset == "ImageFolder" and (root / "train").is_dir():
         root /= "train"  # the usual layout has train/ and val/ inside, which are not two classes
-    is_gray = needs.is_own and issubclass(cls, datasets.MNIST)
+    is_gray = needs.build is None and issubclass(cls, datasets.MNIST)
     size = spec.image_size if is_gray else needs.image_size
     arguments = {"root": str(root), "transform": training_transform(size, is_gray=is_gray)}
     if not root.is_dir():
@@ -282,14 +231,13 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
             f"--data-root {spec.data_root} does not exist in {Path.cwd()}, or is not a folder. The dataset "
             f"{spec.dataset} reads its files from it, and loadtune downloads nothing."
         )
-    try:
+    with reported(
+        f"The dataset {spec.dataset} could not be read from {spec.data_root}: {{}}. loadtune downloads nothing. Put "
+        "its files into --data-root as torchvision's documentation of the class says, or write a function that "
+        "returns the dataset, and name it: --dataset FILE.py:factory.",
+        traced=False,
+    ):
         return cls(**arguments)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {last_line(error)}. loadtune "
-            "downloads nothing. Put its files into --data-root as torchvision's documentation of the class says, or "
-            "write a function that returns the dataset, and name it: --dataset FILE.py:factory."
-        ) from error
 
 
 # As many as ImageNet's training set, so that no batch size and no run length meets the end of an epoch early.
@@ -298,19 +246,15 @@ NUM_FAKE_SAMPLES = 1_281_167
 NUM_RANDOM_SAMPLES = 1 << 40
 
 
+@dataclass(eq=False)
 class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Random float32 inputs of one shape. Targets are class indices, of one class until the model's output was seen."""
 
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
-        self.input_shape = input_shape
-        self.target_shape: tuple[int, ...] = ()
-        self.num_classes = 0
-        """0: not known yet."""
-
-    def take_targets_of(self, logits: torch.Tensor) -> None:
-        """Bring targets that train logits (B, K, *d): (*d) class indices below K."""
-        self.num_classes = logits.shape[1]
-        self.target_shape = tuple(logits.shape[2:])
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...] = ()
+    """(*d), for logits (B, K, *d)."""
+    num_classes: int = 0
+    """K. 0: not known yet."""
 
     def __len__(self) -> int:
         return NUM_RANDOM_SAMPLES

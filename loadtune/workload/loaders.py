@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,11 @@ from loadtune.records.config import LoaderConfig
 from loadtune.units import counted
 from loadtune.workload.user_code import call_named, reported
 
-_TAKEN = (
-    *("dataset", "collate_fn", "worker_init_fn", "timeout", "generator"),
-    *("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "in_order"),
-)
+_TAKEN = ("dataset", "collate_fn", "worker_init_fn", "timeout", "generator")
+_GIVEN = ("sampler", "batch_sampler", "drop_last", "collate_fn", "worker_init_fn", "generator")
 _PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")
 """Modules of the two DataLoaders that are nothing else."""
+_USUAL = LoaderConfig(batch_size=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +46,8 @@ class LoaderParts:
     generator: Any = None
     batch_size: int | None = None
     """None: of a `batch_sampler`, or batches that the dataset itself makes (``batch_size=None``)."""
-    num_workers: int = 0
-    pin_memory: bool = False
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    in_order: bool = True
+    own: LoaderConfig = _USUAL
+    """The settings that are tuned, but for `batch_size`."""
     loader_class: str | None = None
     """Name of a subclass of `DataLoader`, of which nothing else is kept. None: it was a `DataLoader` itself."""
     batched_fetch: bool = False
@@ -72,6 +68,14 @@ class LoaderParts:
             batches, drawn_by = None, batches
         is_stream = isinstance(loader.dataset, IterableDataset)
         context = loader.multiprocessing_context
+        own = LoaderConfig(
+            batch_size=1,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            prefetch_factor=loader.prefetch_factor or 2,
+            persistent_workers=loader.persistent_workers or loader.num_workers == 0,  # without meaning at 0
+            in_order=loader.in_order,
+        )
         return cls(
             **{name: getattr(loader, name) for name in _TAKEN},
             sampler=None if is_stream or batches is not None else drawn_by.sampler,
@@ -79,6 +83,7 @@ class LoaderParts:
             drop_last=drawn_by.drop_last,
             multiprocessing_context=None if context is None else context.get_start_method(),
             batch_size=drawn_by.batch_size,
+            own=own,
             loader_class=None if type(loader).__module__ in _PLAIN else type(loader).__name__,
         )
 
@@ -96,34 +101,25 @@ class LoaderParts:
         """Whether the dataset itself makes the batches (``batch_size=None``)."""
         return self.batch_size is None and self.batch_sampler is None
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a DataLoader asks the dataset for all samples of a batch in one call."""
+        return bool(getattr(self.dataset, "__getitems__", None)) and not self.batches_are_ready
+
     def settings(self, batch_size: int) -> LoaderConfig:
         """The user's own; ``batch_size``: what its batches have where it names no size."""
-        return LoaderConfig(
-            batch_size=self.batch_size or batch_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            prefetch_factor=self.prefetch_factor or 2,
-            persistent_workers=self.persistent_workers or self.num_workers == 0,  # without meaning at 0
-            in_order=self.in_order,
-        )
+        return replace(self.own, batch_size=self.batch_size or batch_size)
 
     def make(self, config: LoaderConfig, **others: Any) -> "DataLoader[Any]":
         """A new loader of the same samples with these settings. ``others``: arguments in place of the loader's own."""
-        kwargs = config.kwargs()
+        kwargs = config.kwargs() | {name: getattr(self, name) for name in _GIVEN}
         if config.num_workers > 0:
             kwargs |= {"multiprocessing_context": self.multiprocessing_context, "timeout": self.timeout}
-        if self.batch_size_is_free:
-            kwargs["drop_last"] = self.drop_last
-        else:
-            del kwargs["batch_size"]
-            kwargs |= {"batch_size": None} if self.batch_sampler is None else {"batch_sampler": self.batch_sampler}
-        if self.sampler is not None:
-            kwargs["sampler"] = self.sampler
-        kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
+        if not self.batch_size_is_free:
+            kwargs["batch_size"] = None if self.batches_are_ready else 1  # 1: as where it is left out
         kwargs |= others
         if self.batched_fetch:
-            sampler = kwargs["sampler"] if "sampler" in kwargs else RandomSampler(self.dataset)
-            batches = BatchSampler(sampler, config.batch_size, kwargs.pop("drop_last"))
+            batches = BatchSampler(kwargs["sampler"], config.batch_size, kwargs.pop("drop_last"))
             kwargs |= {"sampler": batches, "batch_size": None}
         return DataLoader(self.dataset, **kwargs)
 

@@ -47,25 +47,22 @@ _LOGITS = ("logits", "out")
 def loss_of_batches(loss: Loss | None, name: str = "") -> ComputeLoss:
     """How a batch is trained on: by this loss of the user's own, else by cross entropy, or by the ``.loss`` of what the
     model returns for a mapping. Raises WorkloadError where no scalar comes of it."""
-    raised = f"{f'The loss function {name}'.rstrip()} raised {{}}."
-    of_batch = (
-        f"{raised} As fn(model, batch) it gets each batch as the collate function returns it, moved to the device"
-    )
-    of_outputs = (
-        f"{raised} As fn(outputs, targets) it gets what the model returns and the targets of a batch; a function whose "
+    takes_batch = loss is not None and takes_model(loss)
+    gets = (
+        "As fn(model, batch) it gets each batch as the collate function returns it, moved to the device"
+        if takes_batch
+        else "As fn(outputs, targets) it gets what the model returns and the targets of a batch; a function whose "
         "arguments are called model and batch gets these"
     )
-    takes_batch = loss is not None and takes_model(loss)
+    sentence = f"{f'The loss function {name}'.rstrip()} raised {{}}. {gets}"
 
     def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
         batch = own_structure(batch)
-        if loss is not None and takes_batch:
-            return _checked_scalar(call_named(of_batch, loss, model, batch), "loss function")
+        if loss is not None and (takes_batch or is_pair(batch)):
+            given = (model, batch) if takes_batch else (model(batch[0]), batch[1])
+            return _checked_scalar(call_named(sentence, loss, *given), "loss function")
         if is_pair(batch):
-            inputs, targets = batch
-            if loss is None:
-                return class_loss(model, inputs, targets)
-            return _checked_scalar(call_named(of_outputs, loss, model(inputs), targets), "loss function")
+            return class_loss(model, *batch)
         if loss is None and isinstance(batch, Mapping):
             output = model(**batch)
             value = _part(output, "loss")

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import torch
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import is_import_path
 from loadtune.units import cut
 
 T = TypeVar("T")
@@ -38,10 +37,12 @@ _PLUMBING = (
     "importlib/__init__.py",
 )
 
+_LIBRARIES = [
+    Path(folder).resolve()
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib")), os.path.dirname(torch.__file__), _PACKAGE)
+]
 _INSTALLED = {"site-packages", "dist-packages"}
-_INDEX_NOTE = "while reading sample index "
 _CAUSE_NOTE = "loadtune: "
-_NOTES = (_INDEX_NOTE, _CAUSE_NOTE)
 _WORKER_ERROR = re.compile(r"^Caught (\w+) in .*?\.\nOriginal (Traceback .*)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+?)", line \d+')
 
@@ -53,20 +54,15 @@ def is_users_file(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith(("<stdin", "<ipython"))
     return all(
-        _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(library) for library in _libraries())
+        _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(library) for library in _LIBRARIES)
         for path in (Path(filename), Path(filename).resolve())
     )
 
 
-@functools.cache
-def _libraries() -> tuple[Path, ...]:
-    stdlib = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    return tuple(Path(folder).resolve() for folder in (*stdlib, os.path.dirname(torch.__file__), _PACKAGE))
-
-
 def note_index(error: BaseException, index: object) -> None:
-    """Write the sample's index onto the exception; as a note it survives the way out of a DataLoader worker."""
-    error.add_note(f"{_INDEX_NOTE}{index}")
+    """Write onto the exception which sample was read, where its index is a number."""
+    if str(index).isdecimal():
+        note_cause(error, f"dataset[{index}] raised {{}}")
 
 
 def call_named(sentence: str, function: Callable[..., T], *given: Any) -> T:
@@ -82,26 +78,28 @@ def call_named(sentence: str, function: Callable[..., T], *given: Any) -> T:
 
 
 @contextmanager
-def reported(sentence: str) -> Iterator[None]:
-    """What the user's code raises within it becomes a WorkloadError that says this, with ``{}`` for the error."""
+def reported(sentence: str, *, traced: bool = True) -> Iterator[None]:
+    """What is raised within it becomes a WorkloadError that says this, with ``{}`` for the error.
+
+    ``traced``: with the traceback, which tells the author of the code where. False: it is a library's.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
-        raise WorkloadError(sentence.replace("{}", last_line(error), 1), user_traceback(error)) from error
+        trace = user_traceback(error) if traced else None
+        raise WorkloadError(sentence.replace("{}", last_line(error), 1), trace) from error
 
 
 def note_cause(error: BaseException, sentence: str) -> None:
-    """Write onto the exception which part of the user's code raised it. Survives as `note_index`'s does."""
+    """Write onto the exception which part of the user's code raised it; a note survives the way out of a worker."""
     error.add_note(f"{_CAUSE_NOTE}{sentence}")
 
 
 def cause(error: BaseException) -> str | None:
     """The sentence of the innermost part of the user's code that raised it, with the error. None: none is known."""
     text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
-    if noted := re.search(rf"^{_CAUSE_NOTE}(.+)$", text, re.MULTILINE):
-        return noted.group(1).replace("{}", last_line(error))
-    index = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", text, re.MULTILINE)
-    return f"dataset[{index.group(1)}] raised {last_line(error)}" if index else None
+    noted = re.search(rf"^{_CAUSE_NOTE}(.+)$", text, re.MULTILINE)
+    return noted.group(1).replace("{}", last_line(error)) if noted else None
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -116,7 +114,7 @@ def user_traceback(error: BaseException) -> str | None:
             is_plumbing = any(part in frame.group(1) for part in _PLUMBING)
         elif not line.startswith("    "):
             is_plumbing = False
-        if not (is_plumbing or line.startswith(_NOTES)):
+        if not (is_plumbing or line.startswith(_CAUSE_NOTE)):
             kept.append(line)
     return cut("\n".join([*kept, ""])) if any(map(_FRAME.match, kept)) else None
 
@@ -142,31 +140,25 @@ def _text_of(error: BaseException) -> str:
 
 def torchvision_for(kind: str, name: str) -> Any:
     """torchvision, which a dataset or model is named of. Raises WorkloadError where it cannot be imported."""
-    try:
-        import torchvision
-    except (ImportError, RuntimeError) as error:  # RuntimeError: it was made for another torch
-        raise WorkloadError(
-            f"The {kind} {name} is taken from torchvision, which cannot be imported ({last_line(error)}). Run "
-            f"`pip install '.[vision]'` in the checkout of loadtune, or write a function that returns the {kind} and "
-            f"name it: --{kind} FILE.py:factory."
-        ) from error
-    return torchvision
+    with reported(  # also where it was made for another torch
+        f"The {kind} {name} is taken from torchvision, which cannot be imported ({{}}). Run "
+        f"`pip install '.[vision]'` in the checkout of loadtune, or write a function that returns the {kind} and "
+        f"name it: --{kind} FILE.py:factory.",
+        traced=False,
+    ):
+        return importlib.import_module("torchvision")
 
 
-def made_by(path: str, option: str, kind: type | tuple[type, ...] = ()) -> Any:
-    """What this class or function returns, called without arguments; or the object itself, where it is of this kind or
-    cannot be called. Raises WorkloadError."""
-    found = find(path, option)
-    return found if isinstance(found, kind) or not callable(found) else call(found, path, option)
-
-
-def call(factory: Callable[[], Any], name: str, option: str) -> Any:
-    """Call the factory without arguments. Raises WorkloadError if it raises."""
+def made_by(own: Any, name: str, option: str, kind: type | tuple[type, ...] = ()) -> Any:
+    """What this class or function returns without arguments; or the object itself, where it is of this kind or cannot
+    be called. Raises WorkloadError."""
+    if isinstance(own, kind) or not callable(own):
+        return own
     with reported(
         f"The {option} {name} could not be made: the factory raised {{}}. It is called without arguments and has to "
         f"return the {option}. Call it in Python to see the same error."
     ):
-        return factory()
+        return own()
 
 
 def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) -> WorkloadError:
@@ -190,21 +182,8 @@ def module_of(path: str) -> str:
     return Path(name).stem if name.endswith(".py") else name
 
 
-def find_function(path: str, option: str) -> Callable[..., Any]:
-    """The function or class that an import path names. Raises WorkloadError."""
-    found = find(path, option)
-    if not callable(found):
-        raise WorkloadError(f"The {option} {path} is of type {type(found).__name__}. It has to be a function or class.")
-    return found  # type: ignore[no-any-return]  # callable() is all that can be known of it
-
-
 def find(path: str, option: str) -> Any:
-    """What an import path names. Raises WorkloadError."""
-    if not is_import_path(path):
-        raise WorkloadError(
-            f"The {option} {path!r} is not an import path. Write `pkg.mod:name` or `FILE.py:name`: a module, a colon, "
-            "and a class or function in it."
-        )
+    """What an import path names, of a spec that was checked. Raises WorkloadError."""
     name, _, attribute = path.rpartition(":")
     file = Path(os.path.abspath(Path(name).expanduser())) if name.endswith(".py") else None
     if file is not None and not file.is_file():

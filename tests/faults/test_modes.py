@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_rig import segments
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.files import write
@@ -68,7 +69,7 @@ class Ended:
         assert not members
         pids = [path.stem for path in self.folder.glob("*.pid")]
         assert len(pids) >= 2
-        assert not [path for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+        assert segments(pids) == []
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,6 @@ def test_finished_measurements_can_be_resumed(cut):
     assert result.best is not None
 
 
-@pytest.mark.usefixtures("study_in_memory")
 def test_a_confirmed_answer_is_on_disk(tmp_path, monkeypatch):
     """A confirmed answer is on disk, before it is explained."""
 

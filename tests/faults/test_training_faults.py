@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_rig import until
+from cli_rig import segments, until
 from training_rig import Windows, fault, training_on, trial
 
 from loadtune.errors import OutOfTimeError, TrainingError
@@ -56,10 +56,6 @@ def failure_of(training, words, num_workers, enough=ENDLESS):
         failure = training.time_training(trial(num_workers=num_workers), 0.05, Windows(enough))
     assert isinstance(failure, TrialFailure)
     return failure
-
-
-def segments_of(pids):
-    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
 
 
 def test_a_first_sample_that_hangs_is_named(tmp_path, monkeypatch):
@@ -155,7 +151,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
 
     def watch(window):
         workers.update(group_members(training.pid) - {training.pid})
-        assert segments_of(workers), "nothing to take away: the test tests nothing"
+        assert segments(workers), "nothing to take away: the test tests nothing"
         return False
 
     def give_up(window):
@@ -167,7 +163,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
         training.time_training(trial(num_workers=2), 0.05, watch)
         assert len(workers) == 2
         training.time_training(trial(), 0.05, Windows(enough=1))  # else the workers go on, for the next trial
-        assert until(lambda: not segments_of(workers))
+        assert until(lambda: not segments(workers))
         workers.clear()
         monkeypatch.setattr(training, "_until_s", math.inf)
         with pytest.raises(OutOfTimeError) as raised:
@@ -175,7 +171,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
     assert raised.value.stuck is None, "no sample hung"
     assert len(given_up) == 1, "a moment that the watch itself sets holds at once"
     assert len(workers) == 2
-    assert until(lambda: not segments_of(workers))
+    assert until(lambda: not segments(workers))
 
 
 def test_a_dataset_that_prints_for_each_sample_fills_no_disk(training, monkeypatch):

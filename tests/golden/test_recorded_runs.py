@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from loadtune import load_result
-from loadtune.final.winner import Verdict, finalists
+from loadtune.final.winner import Verdict
+from loadtune.records.result import Attempt
 from loadtune.report.terminal_answer import terminal_answer
 
 ROOT = Path(__file__).parents[2]
@@ -16,8 +17,8 @@ README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h100" / "train" / "re
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)
 def test_a_recorded_run_is_judged_as_it_was_in_22_lines(path: Path) -> None:
     result = load_result(path)
-    outcomes = [(finalist.config, run) for finalist in result.finalists for run in finalist.runs]
-    best = Verdict(finalists(outcomes, result.trials), result.yours).winner()
+    ran = [Attempt(config=each.config, measurement=run) for each in result.finalists for run in each.runs]
+    best = Verdict(ran=ran, yours=result.yours, trials=result.trials).winner()
     assert best.config == result.best.config
     assert best.speedup.value == pytest.approx(result.best.speedup.value)
     assert best.speedup.low == pytest.approx(result.best.speedup.low)

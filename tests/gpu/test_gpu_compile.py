@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cli_rig import is_alive
 from training_rig import Windows
 
 from loadtune.host.machine import choose_device, read_host
@@ -78,13 +79,6 @@ def test_the_memory_probe_is_told_of_it(training: TrainingClient, point: Compute
     assert 0.5 < (report.peak_bytes or 0) / (plain.peak_bytes or 1) < 1.5
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_an_oom_in_compiled_code_is_one_and_the_bench_goes_on(tmp_path: Path) -> None:
     """2,500 images take 12 GB of activations at the least, and 2^31 elements of none."""
     spec, device = WorkloadSpec(model="resnet18"), choose_device(read_host(), "cuda")
@@ -107,4 +101,4 @@ def test_compile_workers_count_as_other_and_end_with_the_bench(tmp_path: Path) -
         assert all(role == "other" for _, role in found[1:])
         assert any(Path(tempfile.gettempdir()).glob("loadtune-*/compiled/*"))
     assert not group_members(group)
-    assert not any(is_alive(process) for process, _ in found), "one left the group"
+    assert not any(is_alive(process.pid) for process, _ in found), "one left the group"

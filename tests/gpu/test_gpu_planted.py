@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.bottleneck import bottleneck
 from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run import Run
 from loadtune.run.state import State
-from loadtune.search.search import job_of
+from loadtune.search.search import model_job
 from loadtune.training import TrainingClient
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Bottleneck:
             outcome = measuring.timed(each)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
-        job = job_of(facts, host, device, {"fp32": config.recipe}, [point])
+        job = model_job(facts, host, device, {"fp32": config.recipe}, [point])
         num_workers = (0, half.loader.num_workers, config.loader.num_workers)
         return bottleneck(job, measured, Finalist(config=config, runs=(outcome,)), num_workers)
 

@@ -1,19 +1,20 @@
 """The check of a stored winner over a fake machine that did, or did not, lose speed."""
 
 import dataclasses
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeSensor, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import GPU, tune_fake
 
 from loadtune import __version__
-from loadtune.checking import Check, check_on, same_device
+from loadtune.checking import Check, check_baseline, same_device
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records.config import Fixed, TuneConfig
 from loadtune.records.facts import Device
-from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.run import Run
 from loadtune.run.state import State
@@ -25,22 +26,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
 
 
 def checked(
-    stored: TuningResult,
-    training: FakeTraining,
-    tell: Callable[[str], None] = lambda line: None,
-    *,
-    tolerance: float = 0.1,
-    budget_s: float = 60.0,
-    cores: int = 16,
+    stored: TuningResult, training: FakeTraining, *, tolerance: float = 0.1, cores: int = 16, **how: Any
 ) -> Check:
     host, sensor, clock = fake_host(num_usable_cores=cores), FakeSensor(training.clock), training.clock
     run = Run(State(stored.config, host, GPU, __version__), clock, training, sensor, Path(), lambda: host)
-    return check_on(run.measuring, stored, tolerance, budget_s, False, tell)
-
-
-def runs_of(check: Check) -> tuple[Measurement, ...]:
-    assert check.result is not None
-    return check.result.finalists[0].runs
+    measuring = nullcontext(run.measuring)
+    return check_baseline(stored, tolerance_fraction=tolerance, measuring_of=lambda stored: measuring, **how)
 
 
 def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path: Path) -> None:
@@ -51,7 +42,7 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
     training = FakeTraining(facts=facts, seed=7)
     assert stored.best is not None
     assert not stored.best.config.loader.persistent_workers
-    checked(stored, training, told.append)
+    checked(stored, training, tell=told.append)
     shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
     assert shares
     assert all(85 < share < 115 for share in shares)
@@ -72,10 +63,12 @@ def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResul
 def test_an_unquiet_machine_cannot_tell_and_keeps_to_its_time(stored: TuningResult) -> None:
     training = FakeTraining(between_runs=0.3, seed=1)
     started = training.clock.now()
-    check = checked(stored, training, tolerance=0.02, budget_s=40.0)
+    check = checked(stored, training, tolerance=0.02, time_budget_s=40.0)
     assert check.outcome == "unclear"
-    assert len(runs_of(check)) > 3
-    longest = max(run.seconds for run in runs_of(check))
+    assert check.result is not None
+    runs = check.result.finalists[0].runs
+    assert len(runs) > 3
+    longest = max(run.seconds for run in runs)
     assert training.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
     assert "--tolerance" in check.reason
 

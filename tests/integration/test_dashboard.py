@@ -58,6 +58,7 @@ def test_it_shows_a_running_study_as_it_is_and_changes_nothing(study, served):
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
     running.tell(trial(still, 5000.0))
+    running.write(file)
     assert asked(f"{url}/1")["best_trials"][0]["values"] == [5000.0]
 
 

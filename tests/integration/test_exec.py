@@ -112,6 +112,7 @@ def test_a_training_is_tuned_and_its_switches_can_be_repeated(tmp_path):
 
     replay = ("--replay", str(tmp_path / "out/inflight.json"), "--out", str(tmp_path / "again"))
     second = run(*JOB, options=replay)
+    assert f": {loader['own_workers']} → {loader['switches'][-1]['num_workers']} worker" in second.stderr
     assert second.stdout.split()[:2] == plain[:2]
     (again,) = json.loads((tmp_path / "again/inflight.json").read_text())["loaders"]
     assert again["switches"] == loader["switches"]
@@ -139,8 +140,7 @@ for epoch in range(int(sys.argv[3])):
 
 @pytest.mark.parametrize(("samples", "workers", "epochs", "is_proven"), [(640, 1, 6, True), (480, 3, 9, False)])
 def test_epochs_too_short_for_many_steps_are_judged_whole(tmp_path, samples, workers, epochs, is_proven):
-    """In the second case what is left of an epoch is too short to switch in it, and one before the change proves no
-    gain."""
+    """In the second case an epoch's rest is too short to switch in it, and one before the change proves no gain."""
     (tmp_path / "train.py").write_text(SHORT)
     done = run(sys.executable, str(tmp_path / "train.py"), str(samples), str(workers), str(epochs))
     assert re.search(rf": {workers} → \d+ workers: .*\d×", done.stderr), done.stderr

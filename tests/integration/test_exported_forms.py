@@ -5,7 +5,7 @@ import torch
 import training_workloads
 from page_rig import imported, on_cpu
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from loadtune import export
 
@@ -13,7 +13,7 @@ LOSS = nn.functional.cross_entropy
 
 
 class Net(nn.Module):
-    """Remembers in which type it computed, and the sizes of its batches."""
+    """Remembers in which type it computed, and the sizes of its batches. With labels it answers as a Trainer asks."""
 
     def __init__(self):
         super().__init__()
@@ -21,16 +21,14 @@ class Net(nn.Module):
         self.linear = nn.Linear(4 * 36, training_workloads.NUM_CLASSES)
         self.sizes = []
 
-    def forward(self, images):
+    def forward(self, images, labels=None):
         self.sizes.append(len(images))
         outputs = self.linear(self.conv(images).flatten(1))
         self.dtype = outputs.dtype
-        return outputs
+        return outputs if labels is None else {"loss": LOSS(outputs, labels)}
 
 
-class Few(training_workloads.Images):
-    def __len__(self):
-        return 20
+FEW = Subset(training_workloads.Images(), range(20))
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -51,26 +49,17 @@ def test_lightning_trains_with_its_arguments(tmp_path, precision, dtype):
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
     module = Module()
-    pl.Trainer(**tuned.TRAINER_KWARGS, **quiet).fit(module, datamodule=tuned.TunedData(Few()))
+    pl.Trainer(**tuned.TRAINER_KWARGS, **quiet).fit(module, datamodule=tuned.TunedData(FEW))
     assert module.net.sizes == [8, 8]
     assert module.net.dtype == dtype
 
 
-class Rows(Few):
+class Rows(training_workloads.Images):
     """As a Trainer's collator wants its samples."""
 
     def __getitem__(self, index):
         images, label = super().__getitem__(index)
         return {"images": images, "labels": label}
-
-
-class Answers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
-    def forward(self, images, labels):
-        return {"loss": LOSS(self.net(images), labels)}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +73,14 @@ def test_a_trainer_takes_its_arguments(tmp_path, optimizer, made, momentum):
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "out"), max_steps=2, report_to="none", save_strategy="no", **given
     )
-    model = Answers()
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows())
+    model = Net()
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Subset(Rows(), range(20)))
     loader = trainer.get_train_dataloader()
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, True)
     assert len(loader) == 2  # the rest of 4 is dropped
     trainer.train()
-    assert model.net.sizes == [8, 8]
-    assert model.net.dtype == torch.bfloat16
+    assert model.sizes == [8, 8]
+    assert model.dtype == torch.bfloat16
     assert type(trainer.optimizer.optimizer) is made
     defaults = trainer.optimizer.optimizer.defaults
     assert (defaults.get("momentum"), bool(defaults.get("fused"))) == (momentum, optimizer == "adamw")
@@ -105,7 +94,7 @@ def test_accelerate_takes_its_arguments(tmp_path, compiled):
     accelerator = accelerate.Accelerator(**tuned.ACCELERATOR_KWARGS)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Few(), shuffle=True, drop_last=True, **tuned.LOADER_KWARGS)
+    loader = DataLoader(FEW, shuffle=True, drop_last=True, **tuned.LOADER_KWARGS)
     if compiled:
         assert accelerator.state.dynamo_plugin.dynamic is False
         accelerator.state.dynamo_plugin.backend = accelerate.utils.DynamoBackend.EAGER

@@ -6,6 +6,7 @@ The samples of a batch sleep eleven times as long as a step, so that a tuner has
 import gc
 import os
 import random
+import signal
 import sys
 import time
 import weakref
@@ -22,9 +23,12 @@ import torch.utils.data.dataloader as torchs
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import loadtune
-from loadtune.inflight import account, files, gates, hook, iterator, tuner, words
+from loadtune.decide.inflight import Reading
+from loadtune.inflight import account, files, hook, iterator, tuner, words
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import TEST_VARIABLE, Options
+from loadtune.stream import trust, unchanged
+from loadtune.stream.watched_sampler import WatchedSampler
 
 GIVEN = SimpleNamespace(steps=64, sample=0.0007, step=0.001)
 
@@ -301,11 +305,11 @@ def test_a_toolkit_may_extend_torchs_iterators(num_workers, tuned, monkeypatch):
 
 def test_what_torch_can_do_itself_is_no_reason(tuned, monkeypatch):
     own = type("Own", (DataLoader,), {"state_dict": dict})(range(4))
-    assert "keeps a state of its own" in gates.reason_against(own)
+    assert "keeps a state of its own" in iterator.reason_against(own)
     monkeypatch.setattr(torchs.DataLoader, "state_dict", dict, raising=False)
-    assert gates.reason_against(DataLoader(range(4))) is None
+    assert iterator.reason_against(DataLoader(range(4))) is None
     monkeypatch.setattr(torchs._BaseDataLoaderIter, "_next_index", lambda self: 1)
-    assert "replaced" in gates.reason_against(DataLoader(range(4)))
+    assert "replaced" in iterator.reason_against(DataLoader(range(4)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -411,13 +415,13 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
         file.write_text('{"schema_version": 2, "loaders": [')
     else:
         earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
-        earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
+        earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_blocked_fraction": 0.9}
         files.write_learnt(file, Account(**earlier | changes))
     monkeypatch.setattr(tuner.Shared, "_of_process", {})
     batches = DataLoader(data, 8, num_workers=1)
     assert [index for _, indices in batches for index in indices.tolist()] == list(range(16 * 8))
     found = account.accounts()[1]
-    assert found.first_samples_per_s == (9.0 if begins else None)
+    assert found.first_blocked_fraction == (0.9 if begins else None)
     at_once = [one["num_workers"] for one in found.switches if (one["epoch"], one["batch"]) == (0, 0)]
     assert at_once == ([begins] if begins else [])
 
@@ -440,11 +444,37 @@ def test_the_share_of_time_blocked_is_that_since_the_present_workers_deliver():
     switches = [{"epoch": 0, "batch": 20, "num_workers": 2}]
     found, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
     for number, _ in enumerate(iterator.begun_by(tuner.Tuner(found, loader, Options(), replayed), loader)):
-        if number == 15:
-            assert found.numbers()["blocked_fraction"] == found.blocked_s / found.total_s
         time.sleep(0.0 if number < 20 else 0.03)  # first the loop waits, then the workers
     assert found.num_workers == 2
-    assert found.numbers()["blocked_fraction"] < found.blocked_s / found.total_s
+    assert found.numbers()["blocked_fraction"] < found.first_blocked_fraction
+
+
+@pytest.mark.parametrize("phases", [((),), ((0.0084, 0.0085), (0.0351, 0.0349), (0.0084, 0.0085))])
+def test_a_gain_of_whole_epochs_comes_with_their_rate_and_that_of_a_comparison_with_its_own(phases):
+    loader = DataLoader(inflight_jobs.Samples(50 * 8, 0.0), 8, num_workers=1)
+    found = Account(name="", own_workers=1, num_workers=4, kept_workers=4, batch_size=8, samples_per_s=949.0)
+    kept = tuner.Tuner(found, loader, Options())
+    first = Reading(
+        num_workers=1, num_steps=50, total_s=0.035, blocked_s=0.03, step_s=0.005, blocks=(0.0351, 0.0349) * 4
+    )
+    kept.state = replace(kept.state, stage="resting", target=4, phases=phases, first=first, predicted_s=0.0115)
+    kept.epoch_then, found.num_batches, found.total_s, found.epochs_s = (4, 0, 0.0), 50, 0.575, [0.57, 0.58]
+    kept._whole_epoch()
+    assert found.samples_per_s / found.gain == pytest.approx(8 / 0.035, rel=0.02)
+
+
+def test_a_replay_ends_where_its_workers_failed():
+    loader = DataLoader(inflight_jobs.Samples(8 * 4, 0.02), 4, num_workers=1)
+    switches = [{"epoch": epoch, "batch": 0, "num_workers": 2} for epoch in range(2)]
+    found, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
+    repeats = tuner.Tuner(found, loader, Options(), replayed)
+    batches = iterator.begun_by(repeats, loader)
+    next(batches)
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    assert len(list(batches)) == 7
+    assert found.state == "left alone"
+    assert len(list(iterator.begun_by(repeats, loader))) == 8
+    assert (found.num_workers, found.kept_workers) == (1, None)
 
 
 SHARED = {"level": 0}
@@ -466,7 +496,7 @@ def test_the_deep_look_sees_what_changes():
         lambda: data.array.__setitem__(2500, 7),
     )
     for change in changes:
-        look = gates.Unchanged(data, len)
+        look = unchanged.Unchanged(data, len)
         assert look.changed() is None
         data.inner.level = float(str(data.inner.level))  # the same value, another object
         assert look.changed() is None
@@ -475,19 +505,19 @@ def test_the_deep_look_sees_what_changes():
 
 
 def test_spawned_workers_cannot_import_what_a_notebook_defines(monkeypatch):
-    monkeypatch.setattr(gates.private, "start_method", lambda context: "spawn")
+    monkeypatch.setattr(trust.private, "start_method", lambda context: "spawn")
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     monkeypatch.setattr(Augmented, "__module__", "__main__")
     loader = DataLoader(Augmented(8, 0.0))
-    assert "notebook" in gates.Trust(loader, gates.WatchedSampler(loader)).reason_against()
+    assert "notebook" in trust.Trust(loader, WatchedSampler(loader)).reason_against()
 
 
 def test_a_handle_is_found_wherever_the_dataset_keeps_it(tmp_path):
     data = inflight_jobs.Samples(3, 0.0)
-    assert gates.shared_handle(data) is None
+    assert unchanged.shared_handle(data) is None
     data.parts = [{"file": open(tmp_path / "data", "w+")}]  # noqa: SIM115
-    assert "open file" in gates.shared_handle(data)
+    assert "open file" in unchanged.shared_handle(data)
     data.parts[0]["file"].close()
     sqlite3 = pytest.importorskip("sqlite3")
     data.parts = [sqlite3.connect(":memory:")]
-    assert "sqlite3.Connection" in gates.shared_handle(data)
+    assert "sqlite3.Connection" in unchanged.shared_handle(data)

@@ -28,10 +28,7 @@ from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.seams import Watch
 
-pytestmark = [
-    pytest.mark.usefixtures("study_in_memory"),
-    pytest.mark.filterwarnings("ignore::loadtune.MachineMismatchWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::loadtune.MachineMismatchWarning")
 
 ALIKE = Surface(pinned_per_s=1000.0, pageable_per_s=1000.0, sample_s=1 / 3300)
 """The pinning thread or the copy is the wall for everything with a worker."""

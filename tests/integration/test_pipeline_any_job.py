@@ -17,8 +17,6 @@ from loadtune.report.page.write import PAGE_FILE, page_view
 from loadtune.report.tables import best_and_baseline
 from loadtune.run.state import read_run
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 OWN = LoaderConfig(batch_size=128, num_workers=4, pin_memory=True, prefetch_factor=4, persistent_workers=False)
 STEP = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6})
 

@@ -12,8 +12,6 @@ from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.report.forms import step_code
 from loadtune.run.state import read_run
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 BF16 = (Fixed(name="precision", value="bf16"),)
 ON = Fixed(name="compile", value=True)
 

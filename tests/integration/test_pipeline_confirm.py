@@ -19,8 +19,6 @@ from loadtune.report.page.write import page_view
 from loadtune.report.store import LOG_FILE
 from loadtune.seams import Listener, Watch
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 
 def test_on_a_busy_machine_what_may_be_the_answer_is_run_twice_and_told_from_the_baseline(tmp_path: Path) -> None:
     """Others on the machine: workers take 7 s to start, so a run of the confirmation takes 12 s, and vary more."""

@@ -17,8 +17,6 @@ from loadtune.report.store import load_result
 from loadtune.run.state import read_run
 from loadtune.seams import Watch
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 
 def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path) -> None:
     training = FakeTraining(noise=0.01, between_runs=0.01)

@@ -35,7 +35,6 @@ def told(result: TuningResult, words: str) -> str:
     return note
 
 
-@pytest.mark.usefixtures("study_in_memory")
 @pytest.mark.parametrize("stage", ["study", "confirm"])
 def test_a_model_that_cannot_be_fitted_costs_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -61,7 +60,6 @@ def full_disk() -> object:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("study_in_memory")
 def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
     tmp_path: Path, full_disk: Callable[[int], None]
 ) -> None:
@@ -78,7 +76,6 @@ def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
     assert result.best is not None
 
 
-@pytest.mark.usefixtures("study_in_memory")
 def test_a_result_that_cannot_be_written_is_written_by_the_next_resumption(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
     with pytest.raises(ResultError, match=r"result\.json could not be written .* needs .* free.* --resume"):
@@ -104,7 +101,6 @@ tune_fake(FakeTraining(), Path(sys.argv[1]), listener=listen)
 """
 
 
-@pytest.mark.usefixtures("study_in_memory")
 def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(TESTS)!r}]\n{OWNER}", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
@@ -160,7 +156,6 @@ class Broken(FakeSensor):
         raise RuntimeError(f"the driver was unloaded at {start_s}")
 
 
-@pytest.mark.usefixtures("study_in_memory")
 def test_progress_that_cannot_be_shown_a_sensor_that_raises_and_ctrl_c_at_the_page_are_each_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,6 @@ from loadtune.records.result import TuningResult
 from loadtune.run.state import read_run
 from loadtune.seams import Watch
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 HOST = fake_host()
 GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")
 ONE_PRECISION = Surface(

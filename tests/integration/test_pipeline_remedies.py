@@ -15,8 +15,6 @@ from loadtune.report.store import load_result
 from loadtune.run.state import read_run
 from tests.pipeline_rig import killed, resumed, runs_in, tune_fake
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 FLOATS = Loading(sample_s=3e-3, sample_cpu_s=3e-3, sample_bytes=602_120.0)
 BYTES = Loading(sample_s=2.4e-3, sample_cpu_s=2.4e-3, sample_bytes=150_536.0)
 UINT8 = Examined(name="uint8_transfer", before=FLOATS, after=BYTES, difference="none", code="images = images.float()")

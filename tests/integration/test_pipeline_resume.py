@@ -18,8 +18,6 @@ from loadtune.report.store import RUN_FILE, load_result
 from loadtune.run.state import read_run
 from loadtune.seams import Listener
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 
 def interrupt_at(stage: str) -> Listener:
     """Once."""

@@ -14,8 +14,6 @@ from loadtune.records.config import Fixed, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrialFailure
 
-pytestmark = pytest.mark.usefixtures("study_in_memory")
-
 
 def fixed(**values: object) -> tuple[Fixed, ...]:
     return tuple(Fixed(name=name, value=value) for name, value in values.items())

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from cli_rig import until
-from switching_rig import Switching
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from cli_rig import is_alive, segments, until
+from switching_rig import Numbers, Switching, numbers
+from torch.utils.data import DataLoader, get_worker_info
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
 
@@ -31,34 +30,12 @@ LIMIT_S = 30.0
 """For what happens in a moment, on a machine that does much else."""
 
 
-class Numbers(Dataset):
-    """Sample i is i, in a tensor of some kilobytes."""
-
-    def __init__(self, size, sample_s=0.0):
-        self.size, self.sample_s = size, sample_s
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if self.sample_s:
-            time.sleep(self.sample_s)
-        return torch.full((256,), index)
-
-
 def slow_among_three(worker_id):
     if get_worker_info().num_workers == 3:
         time.sleep(3.0)
 
 
 # What tests share
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def living_children():
@@ -71,20 +48,12 @@ def living_children():
     return found
 
 
-def segments(pids):
-    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
-
-
-def firsts(batch):
-    return batch[:, 0].tolist()
-
-
 def read(iterator, seen, condition, step_s=0.01):
     """Iterate until it holds, and fail if the epoch ends before. ``step_s``: gives starting workers time."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline
-        seen.extend(firsts(next(iterator)))
+        seen.extend(numbers([next(iterator)]))
         time.sleep(step_s)
 
 
@@ -138,9 +107,7 @@ def run_fork(folder):
             gc.collect()
             os._exit(0)
         os.waitpid(child, 0)
-    for batch in iterator:
-        seen.extend(firsts(batch))
-    assert seen == list(range(400))
+    assert seen + numbers(iterator) == list(range(400))
     assert not switching.withdrawn
 
 
@@ -238,7 +205,7 @@ def test_break_ends_the_workers_unless_they_are_persistent_as_in_torch(others, p
             break
         if persistent:
             for batch in each:
-                assert firsts(batch) == [0, 1, 2, 3]
+                assert numbers([batch]) == [0, 1, 2, 3]
                 break
             assert set(workers(others)) == set(mine)
             loader._iterator = None
@@ -274,7 +241,7 @@ def test_a_worker_killed_while_it_drains_costs_no_sample(others):
     os.kill(first[0], signal.SIGKILL)
     read(iterator, seen, lambda: switching.withdrawn)
     assert [each.num_workers for each in switching.withdrawn] == [2]
-    assert seen + [number for batch in iterator for number in firsts(batch)] == list(range(SIZE))
+    assert seen + numbers(iterator) == list(range(SIZE))
     assert segments(first) == []
     assert iterator.num_workers == iterator.own
 

@@ -12,8 +12,8 @@ from multiprocessing import resource_sharer
 from unittest.mock import Mock
 
 import pytest
-from switching_rig import Switching
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from switching_rig import Numbers, Switching, numbers
+from torch.utils.data import DataLoader, SequentialSampler
 
 from loadtune.stream import pool, torch_private
 from loadtune.stream.sample_table import SampleTable
@@ -21,19 +21,14 @@ from loadtune.stream.sample_table import SampleTable
 LENGTH = 40
 
 
-class Numbers(Dataset):
-    def __init__(self, length=LENGTH, sample_s=0.0, interrupted_at=None):
-        self.length, self.sample_s, self.interrupted_at = length, sample_s, interrupted_at
-
-    def __len__(self):
-        return self.length
+class Interrupted(Numbers):
+    at = 9
 
     def __getitem__(self, index):
-        time.sleep(self.sample_s)
-        if index == self.interrupted_at:
-            self.interrupted_at = None
+        if index == self.at:
+            self.at = None
             raise KeyboardInterrupt
-        return index
+        return super().__getitem__(index)
 
 
 class Breaks(SequentialSampler):
@@ -49,17 +44,13 @@ class Breaks(SequentialSampler):
             yield index
 
 
-def numbers(batches):
-    return [index for batch in batches for index in batch.tolist()]
-
-
 def on_trial(num_workers=1, **settings):
     """An epoch in which workers on trial deliver, and what it gave before."""
     switching = Switching(DataLoader(Numbers(10_000, 0.002), 1, **settings))
     batches, seen = iter(switching), []
     switching.switch(num_workers)
     while not switching.took_over():
-        seen += next(batches)
+        seen += numbers([next(batches)])
     return switching, batches, seen
 
 
@@ -75,9 +66,9 @@ def test_workers_that_hang_while_they_deliver_are_withdrawn(monkeypatch, collate
         os.kill(worker.pid, signal.SIGSTOP)
     monkeypatch.setattr(pool, "HANG_S", 1.0)
     while not switching.withdrawn:
-        seen += next(batches)
+        seen += numbers([next(batches)])
     assert [str(each) for each in switching.withdrawn] == ["its workers gave no batch for 1 s"]
-    assert list(map(int, seen)) == list(range(len(seen)))
+    assert seen == list(range(len(seen)))
     switching.close()
 
 
@@ -87,14 +78,14 @@ def test_an_iterator_that_cannot_be_made_raises_once(monkeypatch):
     # A class: an instance would keep its frames.
     monkeypatch.setattr(os, "memfd_create", Mock(side_effect=BlockingIOError))
     with pytest.raises(BlockingIOError):
-        iter(Switching(DataLoader(Numbers())))
+        iter(Switching(DataLoader(Numbers(LENGTH))))
     gc.collect()
     assert lost == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_error_of_the_sampler_reaches_the_loop_and_blames_no_workers(persistent):
-    data = Numbers()
+    data = Numbers(LENGTH)
     loader = DataLoader(data, 4, sampler=Breaks(data), num_workers=1, persistent_workers=persistent)
     switching = Switching(loader)
     batches = iter(switching)
@@ -107,14 +98,14 @@ def test_an_error_of_the_sampler_reaches_the_loop_and_blames_no_workers(persiste
 
 
 def test_after_ctrl_c_in_the_training_process_a_switch_loses_and_reorders_nothing():
-    switching = Switching(DataLoader(Numbers(10_000, 0.002, interrupted_at=9), 4))
+    switching = Switching(DataLoader(Interrupted(10_000, 0.002), 4))
     batches = iter(switching)
     seen = numbers([next(batches), next(batches)])
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     switching.switch(2)
     while not switching.took_over() and len(seen) < 4000:
-        seen += next(batches).tolist()
+        seen += numbers([next(batches)])
     assert switching.took_over()
     seen += numbers([next(batches) for _ in range(9)])
     assert seen == [*range(8), *range(12, len(seen) + 4)], "the batch that was interrupted is gone, as in torch"
@@ -129,7 +120,7 @@ def test_a_pool_that_cannot_be_made_is_withdrawn_and_leaves_no_row(from_the_star
             return super().reserve(num_workers)
 
     table = Full()
-    switching = Switching(DataLoader(Numbers(), 4, num_workers=1), table=table)
+    switching = Switching(DataLoader(Numbers(LENGTH), 4, num_workers=1), table=table)
     if from_the_start:
         switching.switch(3)
     batches = iter(switching)
@@ -189,10 +180,18 @@ def test_what_a_handler_raises_as_workers_end_reaches_the_loop(handler):
 
 
 def test_minutes_in_which_the_loop_does_something_else_count_against_no_workers(monkeypatch):
-    switching = Switching(DataLoader(Numbers(), 4))
+    switching = Switching(DataLoader(Numbers(LENGTH), 4))
     batches = iter(switching)
     switching.switch(2)
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)  # validation, say
     assert numbers(batches) == list(range(LENGTH))
     assert switching.withdrawn == []
+
+
+def test_batches_that_came_before_their_turn_count_as_asked_for():
+    loader = DataLoader(Numbers(LENGTH), 1, num_workers=2, worker_init_fn=lambda worker: time.sleep(0.5 - worker / 2))
+    batches = iter(Switching(loader))
+    first = next(batches)  # while its worker started, the other one's batches came
+    batches.delivering().feed()
+    assert numbers([first, *batches]) == list(range(LENGTH))

@@ -4,21 +4,21 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from page_rig import GOLDEN as KEPT
+from page_rig import golden
 
 import loadtune.host.machine
 from loadtune import MachineMismatchError, MachineMismatchWarning, ResultError, best_loader_kwargs
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
-from loadtune.report.store import load_result, write_result
-
-KEPT = Path(__file__).parents[1] / "golden" / "result.json"
+from loadtune.report.store import write_result
 
 
 @pytest.fixture
 def result(monkeypatch: pytest.MonkeyPatch) -> TuningResult:
     """Kept on the very machine it is read on."""
-    kept = load_result(KEPT)
+    kept = golden()
     move_to(kept.host, monkeypatch)
     return kept
 

@@ -2,27 +2,23 @@
 
 import dataclasses
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from page_rig import golden
 from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune import UsageError
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.result import TuningResult
-from loadtune.report.store import load_result
 from loadtune.workload.loaders import LoaderParts
-
-KEPT = Path(__file__).parents[1] / "golden" / "result.json"
-
 
 NUMBERS = list(range(24))
 
 
 def won(loader: LoaderConfig) -> TuningResult:
-    result = load_result(KEPT)
+    result = golden()
     assert result.best is not None
     best = dataclasses.replace(result.best, config=TrialConfig(loader=loader, recipe=result.best.config.recipe))
     return dataclasses.replace(result, best=best, finalists=())
@@ -75,4 +71,4 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
 
 def test_what_is_no_loader_is_refused() -> None:
     with pytest.raises(UsageError, match="apply got a value of type list; it takes"):
-        load_result(KEPT).apply(NUMBERS)  # type: ignore[arg-type]
+        golden().apply(NUMBERS)  # type: ignore[arg-type]

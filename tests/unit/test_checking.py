@@ -5,14 +5,13 @@ import math
 import random
 
 import pytest
-from page_rig import GOLDEN as KEPT
+from page_rig import golden
 from study_rig import measured
 
 from loadtune.checking import MIN_RUNS, answer_of, judged
 from loadtune.errors import ResultError
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Finalist, Unconfirmed
-from loadtune.report.store import load_result
 from loadtune.statistics.interval import mean_of, ratio_of
 
 
@@ -22,27 +21,23 @@ def around(mean: float, num: int = 4) -> list[Measurement]:
 
 def outcome(runs: list[Measurement], tolerance: float = 0.05, then: list[Measurement] | None = None) -> str:
     before, now = (mean_of([run.samples_per_s for run in own]) for own in (then or around(1000.0, 3), runs))
-    ratio = ratio_of(before, now)
-    return judged(ratio, len(runs), tolerance)[0]
+    return judged(ratio_of(before, now), len(runs), tolerance)[0]
 
 
 @pytest.mark.parametrize(
-    ("rate", "found"), [(1000.0, "held"), (1500.0, "held"), (980.0, "held"), (800.0, "fell"), (950.0, "unclear")]
-)
-def test_the_whole_interval_decides(rate: float, found: str) -> None:
-    assert outcome(around(rate)) == found
-
-
-def test_nothing_is_said_of_too_few_runs() -> None:
-    assert outcome(around(500.0, MIN_RUNS - 1)) == "unclear"
-    assert outcome(around(500.0, MIN_RUNS)) == "fell"
+    ("rate", "num", "found"),
+    [(1000.0, 4, "held"), (1500.0, 4, "held"), (980.0, 4, "held"), (800.0, 4, "fell"), (950.0, 4, "unclear"),
+     (500.0, MIN_RUNS - 1, "unclear"), (500.0, MIN_RUNS, "fell")],
+)  # fmt: skip
+def test_the_whole_interval_decides_of_enough_runs(rate: float, num: int, found: str) -> None:
+    assert outcome(around(rate, num)) == found
 
 
 MISREAD = Unconfirmed(reason="above_compute_only", explanation="It reads above compute-only.")
 
 
 def test_a_baseline_that_is_not_confirmed_is_refused() -> None:
-    result = load_result(KEPT)
+    result = golden()
     assert result.best is not None
     doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0, 4)), unconfirmed=MISREAD)
     with pytest.raises(ResultError, match=r"is not confirmed, so no check could tell\. It reads above compute-only"):

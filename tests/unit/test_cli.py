@@ -15,7 +15,8 @@ from typing import IO, Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from cli_rig import invoke
+from page_rig import GOLDEN as KEPT
 
 import loadtune.host.machine
 from loadtune import cli_exec
@@ -29,7 +30,6 @@ from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result, write_result
 from loadtune.run.state import Resumable, read_run, write_run
 
-KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
 
 
@@ -72,10 +72,6 @@ def tuner(machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fak
     monkeypatch.setattr("loadtune.tuner.tune_config", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words], prog_name="loadtune")
 
 
 def test_a_run_prints_the_machine_the_answer_and_its_folder(tuner: FakeTuner) -> None:
@@ -129,32 +125,45 @@ def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--time-budget nan", "--time-budget is nan;"),
-        ("--time-budget soon", "--time-budget is 'soon'; it must be a number of seconds"),
-        ("--batch-size 1.5", "--batch-size is '1.5'; it must be a whole number"),
-        ("--loader make_loader", "--loader is 'make_loader'; it must be an import path"),
-        ("--optimizer lion", "--optimizer is 'lion'; it must be sgd (with momentum 0.9), adamw or an import path"),
-        ("--loader a:b --data-root d --collate a:c", "together with --data-root, --collate, but"),
-        ("--step a:b --tune compile --fix precision=bf16", "with --fix precision, --tune compile, but"),
-        ("--precision bf16,int8", "--precision is 'int8'"),
-        ("--tune cudnn", "--tune is 'cudnn'; it must be compile."),
-        ("--fix num_workers", "--fix is 'num_workers' … such as num_workers=4"),
-        ("--fix pin_memory=2", "--fix pin_memory is '2' … true, yes, on, false"),
-        ("--fix compile=yes --tune compile", "compile is given … --tune … --fix"),
-        ("--fix num_workers=9 --max-workers 4", "--fix num_workers is 9 … --max-workers 4"),
-        ("--fix precision=bf16 --precision fp32", "--fix precision is bf16 … --precision"),
-        ("--remedies some", "--remedies is 'some' … none, auto or all"),
-        ("--out file", "--out is file"),
-        ("--max-gpu-memory 24", "--max-gpu-memory is '24' … with its unit, such as 24GiB"),
-        ("--resume", "loadtune-results holds no run to resume: it does not exist"),
-        ("resnet18", "unexpected extra argument(s) (resnet18)"),
-        ("--nonsense", "--nonsense"),
+        ("run --time-budget nan", "--time-budget is nan;"),
+        ("run --time-budget soon", "--time-budget is 'soon'; it must be a number of seconds"),
+        ("run --batch-size 1.5", "--batch-size is '1.5'; it must be a whole number"),
+        ("run --loader make_loader", "--loader is 'make_loader'; it must be an import path"),
+        ("run --optimizer lion", "--optimizer is 'lion'; it must be sgd (with momentum 0.9), adamw or an import path"),
+        ("run --loader a:b --data-root d --collate a:c", "together with --data-root, --collate, but"),
+        ("run --step a:b --tune compile --fix precision=bf16", "with --fix precision, --tune compile, but"),
+        ("run --precision bf16,int8", "--precision is 'int8'"),
+        ("run --tune cudnn", "--tune is 'cudnn'; it must be compile."),
+        ("run --fix num_workers", "--fix is 'num_workers' … such as num_workers=4"),
+        ("run --fix pin_memory=2", "--fix pin_memory is '2' … true, yes, on, false"),
+        ("run --fix compile=yes --tune compile", "compile is given … --tune … --fix"),
+        ("run --fix num_workers=9 --max-workers 4", "--fix num_workers is 9 … --max-workers 4"),
+        ("run --fix precision=bf16 --precision fp32", "--fix precision is bf16 … --precision"),
+        ("run --remedies some", "--remedies is 'some' … none, auto or all"),
+        ("run --out file", "--out is file"),
+        ("run --max-gpu-memory 24", "--max-gpu-memory is '24' … with its unit, such as 24GiB"),
+        ("run --resume", "loadtune-results holds no run to resume: it does not exist"),
+        ("run resnet18", "unexpected extra argument(s) (resnet18)"),
+        ("run --nonsense", "--nonsense"),
+        ("export RESULT --format yaml", "--format is 'yaml'; it must be python, pytorch"),
+        ("export RESULT --out none/x.py", "x.py could not be written (No such file or directory)"),
+        ("export .", "holds no result"),
+        ("report RESULT --out result.json", "must name an HTML file"),
+        ("compare RESULT RESULT --measure", "two results, or one and --measure"),
+        ("compare RESULT --measure --tolerance 5", "--tolerance is '5'; it must be above 0% and below 100%"),
+        ("report RESULT --live --port 65536", "--port is 65536; it must be a whole number from 0 to 65535"),
+        ("exec --max-workers few -- true", "--max-workers is 'few'; it must be a whole number"),
+        ("exec --replay none -- true", "none cannot be read (No such file or directory). Name an inflight.json"),
+        ("exec --replay none --until-tuned -- true", "--until-tuned ends one. Leave one of them out."),
+        ("exec --replay none --dry-run -- true", "--dry-run changes none. Leave one of them out."),
+        ("exec --replay none --max-workers 2 -- true", "--max-workers cannot bound it. Leave one of them out."),
     ],
 )
 def test_bad_input_is_told_in_a_message(tuner: FakeTuner, words: str, told: str) -> None:
     Path("file").write_text("")
-    ended = invoke("run", *words.split())
+    ended = invoke(*words.replace("RESULT", str(KEPT)).split())
     assert ended.exit_code == 2
+    assert ended.stdout == "" or words == "run --out file", "where the machine is told before"
     assert all(part in ended.stderr for part in told.split(" … ")), ended.stderr
     assert "Traceback" not in ended.output
     assert tuner.asked == []
@@ -174,25 +183,24 @@ def test_an_error_of_the_users_code_comes_with_its_traceback_and_ours_where_it_i
     assert [path.name for path in Path("loadtune-results").glob("*/*/*")] == ["training.log"]
 
 
-@pytest.mark.parametrize("stuck", [None, "dataset[41] (in a batch of 16: 7, 41, …) did not return for 12 s"])
-def test_the_log_is_kept_where_the_error_says_that_it_has_the_stacks(tuner: FakeTuner, stuck: str | None) -> None:
-    tuner.error = OutOfTimeError("The time budget ended.", stuck=stuck)
-    assert invoke("run").exit_code == 2
-    assert len(list(Path().rglob("training.log"))) == (stuck is not None)
-
-
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(ResultError("result.json could not be written (No space left on device)."), 2), (KeyboardInterrupt(), 130)],
+    ("measured", "error", "code", "kept"),
+    [
+        (True, ResultError("result.json could not be written (No space left on device)."), 2, 2),
+        (True, KeyboardInterrupt(), 130, 2),
+        (False, OutOfTimeError("The time budget ended.", stuck="dataset[41] did not return for 12 s"), 2, 1),
+        (False, OutOfTimeError("The time budget ended."), 2, 0),
+    ],
 )
-def test_a_run_that_measured_keeps_its_folder_whatever_ends_it(
-    tuner: FakeTuner, error: BaseException, code: int
+def test_trials_are_kept_whatever_ends_a_run_and_a_log_where_the_error_says_that_it_has_the_stacks(
+    tuner: FakeTuner, measured: bool, error: BaseException, code: int, kept: int
 ) -> None:
-    tuner.measured, tuner.error = True, error
+    tuner.measured, tuner.error = measured, error
     ended = invoke("run")
     assert (ended.exit_code, "Traceback" in ended.output) == (code, False)
-    (stored,) = Path("loadtune-results").glob("*/*/run.json")
-    assert len(read_run(stored.parent).trials) == 2
+    files = sorted(path for path in Path().rglob("*") if path.name in ("run.json", "training.log"))
+    assert [path.name for path in files] == ["run.json", "training.log"][2 - kept :]
+    assert all(len(read_run(path.parent).trials) == 2 for path in files if path.name == "run.json")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -312,17 +320,6 @@ def test_progress_that_reaches_nobody_costs_no_answer(tmp_path: Path, to: str) -
         ended = ran("run", "--num-workers", "99", "--out", str(tmp_path), stderr=lost)
     assert ended.returncode == 0
     assert "DataLoader(" in ended.stdout
-
-
-@pytest.mark.parametrize("words", [["--help"], ["exec", "--exact", "--", "true"]])
-def test_what_a_command_does_not_need_is_not_imported(words: list[str]) -> None:
-    code = "import sys\nfrom loadtune.__main__ import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
-    ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
-    heavy = {"torch", "optuna", "scipy", "numpy", "rich"} | (
-        {"typer", "loadtune.records"} if "exec" in words else set()
-    )
-    assert ended.returncode == 0
-    assert not heavy & set(ended.stderr.split())
 
 
 @pytest.mark.parametrize(

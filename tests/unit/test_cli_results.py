@@ -7,18 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cli_rig import invoke
 from page_rig import GOLDEN as KEPT
 from page_rig import golden
-from typer.testing import CliRunner, Result
 
-from loadtune.cli import app
 from loadtune.report.forms import FORMS
 from loadtune.report.store import load_result, write_result
 from loadtune.run.state import Resumable, write_run
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words], prog_name="loadtune")
 
 
 @pytest.fixture
@@ -42,30 +37,6 @@ def test_an_export_goes_to_stdout_or_to_a_file_in_each_form_that_the_help_names(
     listed = invoke("export", "--help").stdout.split("Forms:")[1].split("Examples:")[0]
     named = {line.split()[0] for line in listed.splitlines() if line.startswith("    ") and line[4] != " "}
     assert named == {*FORMS}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("export RESULT --format yaml", "--format is 'yaml'; it must be python, pytorch"),
-        ("export RESULT --out FOLDER/none/x.py", "x.py could not be written (No such file or directory)"),
-        ("export FOLDER", "holds no result"),
-        ("report RESULT --out FOLDER/result.json", "must name an HTML file"),
-        ("compare RESULT RESULT --measure", "two results, or one and --measure"),
-        ("compare RESULT --measure --tolerance 5", "--tolerance is '5'; it must be above 0% and below 100%"),
-        ("report RESULT --live --port 65536", "--port is 65536; it must be a whole number from 0 to 65535"),
-        ("exec --max-workers few -- true", "--max-workers is 'few'; it must be a whole number"),
-        ("exec --replay FOLDER/none -- true", "none cannot be read (No such file or directory). Name an inflight.json"),
-    ],
-)
-def test_bad_input_is_told_in_a_message(tmp_path: Path, words: str, told: str) -> None:
-    given = words.replace("RESULT", str(KEPT)).replace("FOLDER", str(tmp_path)).split()
-    ended = invoke(*given)
-    assert ended.exit_code == 2
-    assert told in ended.stderr
-    assert ended.stdout == ""
-    assert "Traceback" not in ended.output
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_comparison_fits_80_columns_and_says_what_changed_also_as_json(slower: Path) -> None:

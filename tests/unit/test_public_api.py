@@ -1,29 +1,40 @@
 """What ``import loadtune`` offers, and what it costs."""
 
+import compileall
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import loadtune
 
-
-def in_fresh_python(code: str) -> str:
-    """This process has torch loaded already, for other tests."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def test_importing_loads_nothing_heavy() -> None:
-    loaded = in_fresh_python("import sys, loadtune; dir(loadtune); print(*sys.modules)").split()
-    heavy = {"torch", "torchvision", "optuna", "scipy", "numpy", "rich", "typer", "msgspec", "psutil", "cloudpickle"}
-    assert not heavy & set(loaded)
+OPTIMIZING = {"torch", "optuna", "scipy"}
+SHOWING = {"numpy", "rich"}
+COMMAND = "import loadtune.__main__; loadtune.__main__.main()"
 
 
-def test_reading_a_result_or_naming_a_model_loads_neither_torch_nor_optuna() -> None:
-    code = "import sys, loadtune; loadtune.load_result, loadtune.best_loader_kwargs; print(*sys.modules)"
-    assert not {"torch", "optuna", "scipy"} & set(in_fresh_python(code).split())
-    code = "import sys, loadtune; loadtune.find_batch_size; print(*sys.modules)"
-    assert not {"torch", "torchvision", "optuna", "cloudpickle"} & set(in_fresh_python(code).split())
+@pytest.mark.parametrize(
+    ("code", "words", "heavy"),
+    [
+        ("dir(loadtune)", "", OPTIMIZING | SHOWING | {"torchvision", "typer", "msgspec", "psutil", "cloudpickle"}),
+        ("loadtune.load_result, loadtune.best_loader_kwargs", "", OPTIMIZING),
+        ("loadtune.find_batch_size", "", {"torch", "torchvision", "optuna", "cloudpickle"}),
+        (COMMAND, "--help", OPTIMIZING | SHOWING),
+        ("import loadtune.host.machine", "", {"torch", "optuna", "pynvml", "psutil"}),
+        ("from loadtune.host.machine import read_host; read_host(); import loadtune.training.client", "", OPTIMIZING),
+        (COMMAND, "exec --exact -- true", OPTIMIZING | SHOWING | {"typer", "loadtune.records"}),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(code: str, words: str, heavy: set[str]) -> None:
+    """In a fresh Python: this process has torch loaded already, for other tests."""
+    code = f"import sys, loadtune\ntry: {code}\nfinally: print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert "sys" in ended.stderr.split()
+    assert not heavy & set(ended.stderr.split())
 
 
 @pytest.mark.parametrize("name", loadtune.__all__)
@@ -35,3 +46,17 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tunes'"):
         _ = loadtune.tunes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("form", ["zip", "pyc"])
+def test_the_public_names_are_found_in_an_archive_and_beside_bytecode_alone(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "copied"
+    shutil.copytree(Path(loadtune.__file__).parent, folder / "loadtune")
+    if form == "pyc":
+        compileall.compile_dir(folder, quiet=1, legacy=True)
+        for source in folder.rglob("*.py"):
+            source.unlink()
+    path = str(folder) if form == "pyc" else shutil.make_archive(str(tmp_path / "archive"), "zip", folder)
+    code, environment = "import loadtune; print(loadtune.__file__, loadtune.tune)", os.environ | {"PYTHONPATH": path}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.stdout.startswith(path), ended.stderr

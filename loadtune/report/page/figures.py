@@ -13,7 +13,6 @@ from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Bottleneck, Resource, RooflinePoint, TuningResult
-from loadtune.records.telemetry import Timeline
 from loadtune.report import wording
 from loadtune.report.tables import peak_bytes
 from loadtune.statistics.interval import Interval
@@ -271,33 +270,31 @@ def _memory(ceiling: MemoryCeiling) -> Panel:
 
 
 def timelines(result: TuningResult) -> list[Panel]:
-    """Of the baseline and the best, the last run of each, when the machine was warm."""
-    shown = {one.config: one.runs[-1].telemetry for one in result.finalists}
-    best = None if result.best is None else result.best.config
-    return [
-        _timeline(f"{kind_of(result, config)}: {wording.settings_text(config)}", seen.timeline)
-        for config in dict.fromkeys((result.yours, best))
-        if config is not None and (seen := shown.get(config)) is not None and seen.timeline is not None
-    ]
+    """Of the baseline and the best, the last run of each, when the machine was warm.
 
-
-def _timeline(title: str, timeline: Timeline) -> Panel:
-    """A value holds for its slice; the last is drawn to its end."""
-    traces = list[Trace]()
-    for name, values, colour in (
-        ("GPU utilization", timeline.gpu_utilization_fraction, GREEN),
-        ("CPU utilization", timeline.cpu_utilization_fraction, ORANGE),
-    ):
-        if values:
-            times = [round(place * timeline.slice_s, 4) for place in range(len(values) + 1)]
-            words = {"hoverinfo": "all", "hovertemplate": name + " %{y:.0%} at %{x:.2f} s<extra></extra>"}
-            traces.append(line(name, times, [*values, values[-1]], colour, shape="hv", **words))
+    A value holds for its slice; the last is drawn to its end.
+    """
     layout = {
         "showlegend": True,
         "xaxis": axis("seconds", rangemode="tozero"),
         "yaxis": axis("utilization", range=[-0.03, 1.03], tickformat=".0%"),
     }
-    return Panel(title=title, data=traces, layout=layout, height_px=240)
+    panels = list[Panel]()
+    for config in dict.fromkeys((result.yours, result.best and result.best.config)):
+        found = finalist_of(result.finalists, config)
+        timeline = found and found.runs[-1].telemetry and found.runs[-1].telemetry.timeline
+        if not found or not timeline:
+            continue
+        gpu, cpu = timeline.gpu_utilization_fraction, timeline.cpu_utilization_fraction
+        traces = list[Trace]()
+        for name, values, colour in (("GPU utilization", gpu, GREEN), ("CPU utilization", cpu, ORANGE)):
+            if values:
+                times = [round(place * timeline.slice_s, 4) for place in range(len(values) + 1)]
+                words = {"hoverinfo": "all", "hovertemplate": name + " %{y:.0%} at %{x:.2f} s<extra></extra>"}
+                traces.append(line(name, times, [*values, values[-1]], colour, shape="hv", **words))
+        title = f"{kind_of(result, found.config)}: {wording.settings_text(found.config)}"
+        panels.append(Panel(title=title, data=traces, layout=layout, height_px=240))
+    return panels
 
 
 def trials(result: TuningResult) -> list[Panel]:

@@ -49,9 +49,11 @@ def of(state, **job):
 
 
 def then(state, reading, work=SLEEPS, bound=BOUND):
-    """What is done, with how many workers, what limits, why, and the stage that follows."""
+    """What is done, with how many workers; what limits, why, where that was decided; and the stage that follows."""
     action = decide(state, reading, work, bound)
-    return action.do, action.num_workers, action.limit, action.reason, action.state.stage
+    is_open = action.do in ("nothing", "switch", "compare")
+    why = (None, None) if is_open else (action.state.limit, action.state.reason)
+    return action.do, action.num_workers, *why, action.state.stage
 
 
 def at(target, *tried):
@@ -66,7 +68,7 @@ def rest(limit, reason=None):
     return "rest", None, limit, reason, "resting"
 
 
-NOTHING, LAST, RANK = ("nothing", None, None, None), LOOKS[-1], of(WATCHING, several_ranks=True)
+NOTHING, LAST, RANK = ("nothing", None, None, None), LOOKS[-1], {"several_ranks": True}
 WATCHES, JUDGES, RESTS = ((*NOTHING, stage) for stage in ("watching", "judging", "resting"))
 KEEPS = ("keep", None, "workers", None, "watching")
 TAKEN_BACK = ("take back", 1, "handing batches over", "gained nothing", "resting")
@@ -132,9 +134,9 @@ TABLE = {
     ),
     "a rank that loads nothing": (WATCHING, reading(), None, {}, WATCHES),
     "another loader is being changed": (WATCHING, reading(), SLEEPS, {"is_taken": True}, WATCHES),
-    "peers wait": (RANK, reading(waiting=0.0, step_s=0.0, peers_wait=True), ROOM, {}, to(4)),
-    "a peer's word is missing": (RANK, reading(waiting=0.0, peers_wait=None), SLEEPS, {}, WATCHES),
-    "a rank tries once": (of(at(1, 4), several_ranks=True), reading(step_s=0.0), SLEEPS, {"most": 1}, rest("RAM")),
+    "peers wait": (WATCHING, reading(waiting=0.0, step_s=0.0, peers_wait=True), ROOM, RANK, to(4)),
+    "a peer's word is missing": (WATCHING, reading(waiting=0.0, peers_wait=None), SLEEPS, RANK, WATCHES),
+    "a rank tries once": (at(1, 4), reading(step_s=0.0), SLEEPS, RANK | {"most": 1}, rest("RAM")),
     "corrected once": (at(1, 13), reading(), SLEEPS, {}, to(11)),
     "not twice": (at(1, 4, 8), reading(), SLEEPS, {}, rest("workers")),
     "not by a number like one that was tried": (at(1, 7), reading(), SLEEPS, {"most": 8}, rest("workers")),
@@ -164,9 +166,9 @@ TABLE = {
         replace(CHANGED, before=reading(total_s=0.51)), reading(4, 0.5, num_blocks=LAST), SLEEPS, {}, KEEPS,
     ),
     "fewer need not gain": (replace(CHANGED, was=8), reading(4, 0.1 / 0.972, num_blocks=LAST), SLEEPS, {}, KEEPS),
-    "a rank need not gain": (of(CHANGED, several_ranks=True), reading(4, 0.1, num_blocks=LAST), SLEEPS, {}, KEEPS),
+    "a rank need not gain": (CHANGED, reading(4, 0.1, num_blocks=LAST), SLEEPS, RANK, KEEPS),
     "a rank may not lose": (
-        of(CHANGED, several_ranks=True), reading(4, 0.1 / 0.965, num_blocks=LAST), SLEEPS, {}, TAKEN_BACK,
+        CHANGED, reading(4, 0.1 / 0.965, num_blocks=LAST), SLEEPS, RANK, TAKEN_BACK,
     ),
     "not between two looks": (CHANGED, reading(**FAST, num_blocks=LOOKS[0] - 1), SLEEPS, {}, JUDGES),
     "not the same look twice": (
@@ -193,9 +195,10 @@ TABLE = {
     ),
     "not on short blocks": (KEPT, reading(4, 0.08, 0.0, num_blocks=7), CROWDED, {}, RESTS),
     "not before it lasted": (replace(KEPT, rested_s=5.0), reading(4, 0.08, 0.0, num_blocks=8), CROWDED, {}, RESTS),
-    "not where ranks step together": (
+    "not where workers start slowly": (
         of(KEPT, may_compare=False), reading(4, 0.08, 0.0, num_blocks=8), CROWDED, {}, RESTS,
     ),
+    "not where ranks step together": (KEPT, reading(4, 0.08, 0.0, num_blocks=8), CROWDED, RANK, RESTS),
     "a large gain as predicted": (KEPT, reading(**FAST, num_blocks=8, num_steps=99), CROWDED, {}, RESTS),
     "the new workers again": (
         replace(KEPT, stage="comparing", target=None, was=4), reading(1, num_blocks=8), SLEEPS, {},
@@ -204,6 +207,14 @@ TABLE = {
     "compared: kept": (
         replace(KEPT, stage="comparing", phases=((0.5, 0.5), (0.51, 0.51))), reading(4, 0.5, num_blocks=8), SLEEPS,
         {}, ("rest", None, None, None, "resting"),
+    ),
+    "compared: fewer, a little slower": (
+        replace(of(KEPT, own=8), stage="comparing", phases=((0.102, 0.102), (0.1, 0.1))),
+        reading(4, 0.102, num_blocks=8), SLEEPS, {}, ("rest", None, None, None, "resting"),
+    ),
+    "compared: fewer, slower": (
+        replace(of(KEPT, own=8), stage="comparing", phases=((0.104, 0.104), (0.1, 0.1))),
+        reading(4, 0.104, num_blocks=8), SLEEPS, {}, ("take back", 8, *TAKEN_BACK[2:]),
     ),
     "compared: gained nothing": (
         replace(KEPT, stage="comparing", phases=((0.1, 0.101), (0.1, 0.101))), reading(4, 0.1, num_blocks=8),
@@ -233,6 +244,14 @@ def test_what_was_taken_back_is_not_tried_again(other):
     assert then(back, reading(num_blocks=8)) == RESTS
 
 
+def test_a_reason_ends_with_the_next_change():
+    back = decide(CHANGED, reading(4, 0.2), SLEEPS, BOUND).state
+    assert back.reason == "gained nothing"
+    again = decide(replace(back, stage="watching", tried=()), reading(), SLEEPS, BOUND).state
+    kept = after_epoch(delivers(again, 11), Epoch(11, 0.5, 1, 10, 3))
+    assert (kept.do, kept.state.reason) == ("keep", None)
+
+
 def test_who_delivers_is_judged():
     starting = decide(WATCHING, reading(), SLEEPS, BOUND).state
     assert delivers(starting, 1).stage == "starting"
@@ -246,6 +265,9 @@ def test_who_delivers_is_judged():
         ({"before_epoch_s": 10.0}, 9.0, 1, 3, "keep"),
         ({"before_epoch_s": 10.0, "is_for_next": True}, 9.0, 1, 3, "keep"),
         ({"before_epoch_s": 10.0}, 9.5, 1, 3, "nothing"),
+        ({"before_epoch_s": 10.0, "was": 8}, 10.29, 1, 3, "keep"),
+        ({"before_epoch_s": 10.0, "was": 8}, 10.31, 1, 3, "take back"),
+        ({"before_epoch_s": 10.0, "was": 8, "stage": "resting"}, 10.29, 1, 3, "nothing"),
         ({"before_epoch_s": 10.0}, 9.6, 1, 3, "take back"),
         ({"before_epoch_s": 10.0}, 9.6, 2, 3, "nothing"),
         ({"before_epoch_s": 10.0, "stage": "resting"}, 10.0, 1, 3, "nothing"),
@@ -260,6 +282,11 @@ def test_who_delivers_is_judged():
 def test_a_whole_epoch_judges_where_steps_cannot(other, seconds, num_whole, num_blocks, do):
     state = replace(CHANGED, **other)
     assert after_epoch(state, Epoch(4, seconds, num_whole, 10, num_blocks)).do == do
+
+
+def test_a_rank_keeps_what_its_peers_make_no_faster():
+    state = replace(CHANGED, before_epoch_s=10.0)
+    assert after_epoch(state, Epoch(4, 10.2, 1, 10, 3, several_ranks=True)).do == "keep"
 
 
 def test_a_change_that_waits_is_judged_by_the_epoch_before_it():

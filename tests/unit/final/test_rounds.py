@@ -6,10 +6,11 @@ import pytest
 from fakes import FakeClock
 from study_rig import RUN_S, measured
 
-from loadtune.final.rounds import alternate
-from loadtune.final.winner import LOOKS
+from loadtune.final.rounds import Final
+from loadtune.final.winner import LOOKS, Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import Attempt
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
 FAILURE = TrialFailure(kind="crash", phase="training", message="")
@@ -19,25 +20,23 @@ RUN = measured(100.0)
 def ran(
     until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), is_rough=lambda seen: False, known=(), answer_by_s=None
 ):
+    class Told(Verdict):
+        seen = property(lambda self: [run for each in self.finalists for run in each.runs])
+        is_rough = property(lambda self: is_rough(self.seen))
+
+        def needed(self, among):
+            return (A, B)
+
+        def undecided(self):
+            return undecided(self.seen)
+
     clock = FakeClock()
-    begun = clock.now()
-
-    def run(config):
+    last_s, verdict = until_s if answer_by_s is None else answer_by_s, Told(ran=tuple(known))
+    final = Final((A, B, C), verdict, clock, clock.now() + until_s, clock.now() + last_s)
+    for config in final.rounds():
         clock.spend(RUN_S)
-        return FAILURE if config in fails else RUN
-
-    outcomes = alternate(
-        (A, B, C),
-        run,
-        clock,
-        begun + until_s,
-        needed=lambda seen, able: (A, B),
-        undecided=undecided,
-        is_rough=is_rough,
-        answer_by_s=begun + (until_s if answer_by_s is None else answer_by_s),
-        known=known,
-    )
-    return [config for config, _ in outcomes]
+        final.saw(config, FAILURE if config in fails else RUN)
+    return [each.config for each in final.verdict.ran]
 
 
 def test_everybody_runs_in_every_round_and_every_second_round_goes_backwards():
@@ -69,7 +68,7 @@ def test_after_an_interruption_runs_and_looks_go_on_as_they_would_have(num_known
         return (A, B) if len(seen) == 9 else (A,)
 
     whole = ran(undecided=undecided)
-    known = [(config, RUN) for config in whole[:num_known]]
+    known = [Attempt(config=config, measurement=RUN) for config in whole[:num_known]]
     again = ran(undecided=undecided, known=known)
     assert again == whole
 
@@ -101,5 +100,6 @@ def test_while_throughput_is_rough_rounds_last_as_long_as_the_second_may(num_rou
 
 
 def test_what_failed_once_before_an_interruption_is_asked_again():
-    assert ran(known=[(A, RUN), (B, FAILURE)]).count(B) == 1 + LOOKS[-1]
-    assert ran(known=[(A, RUN), (B, FAILURE), (B, FAILURE)]).count(B) == 2
+    known = [Attempt(config=A, measurement=RUN), Attempt(config=B, failure=FAILURE)]
+    assert ran(known=known).count(B) == 1 + LOOKS[-1]
+    assert ran(known=[*known, known[-1]]).count(B) == 2

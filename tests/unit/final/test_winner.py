@@ -1,19 +1,19 @@
 """The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from study_rig import measured, trial
 
-from loadtune.final.doubts import ruled_out
 from loadtune.final.rounds import pick_finalists
-from loadtune.final.winner import LOOKS, Outcome, Verdict, difference, finalists
+from loadtune.final.winner import LOOKS, Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
-from loadtune.records.measurement import Measurement, TrialFailure
-from loadtune.records.result import Finalist
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import Attempt
+from loadtune.statistics.interval import Interval
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
@@ -23,14 +23,18 @@ def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
 LEADER, YOURS, AT_YOURS, SECOND, SMALL = (config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12)))
 
 
-def of_workers(rates: dict[int, tuple[float, ...]]) -> tuple[Finalist, ...]:
-    """Of runs at these rates, by number of workers."""
-    return finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+def judged(rates: Iterable[tuple[TrialConfig, float]], *failed: Attempt, **given: Any) -> Verdict:
+    ran = [Attempt(config=what, measurement=measured(rate)) for what, rate in rates]
+    return Verdict(ran=[*ran, *failed], **given)
 
 
-def judged(outcomes: Sequence[Outcome], yours: TrialConfig | None) -> Verdict:
-    failed = [(what, each) for what, each in outcomes if isinstance(each, TrialFailure)]
-    return Verdict(ruled_out(finalists(outcomes), failed), yours)
+def of_workers(rates: dict[int, tuple[float, ...]], **given: Any) -> Verdict:
+    """By number of workers."""
+    return judged([(config(64, workers), rate) for workers, own in rates.items() for rate in own], **given)
+
+
+def second_to_first(verdict: Verdict, num_comparisons: int = 1) -> Interval:
+    return verdict.ratio(verdict.finalists[1], verdict.finalists[0], num_comparisons)
 
 
 def picked_in(time_s: float, *wanted: TrialConfig, **more: Any) -> tuple[TrialConfig, ...]:
@@ -63,30 +67,30 @@ def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_the
 
 def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> None:
     """As it was on an H200."""
-    once = [(SECOND, measured(3885.0)), (SMALL, measured(5701.0)), (AT_YOURS, measured(2066.0))]
-    twice = [(YOURS, measured(345.0)), (LEADER, measured(4539.0)), (LEADER, measured(4626.0)), (YOURS, measured(509.0))]
+    once = [(SECOND, 3885.0), (SMALL, 5701.0), (AT_YOURS, 2066.0)]
+    twice = [(YOURS, 345.0), (LEADER, 4539.0), (LEADER, 4626.0), (YOURS, 509.0)]
     trials = [trial(0, 3846.0, LEADER), trial(1, 3704.0, SECOND), trial(2, 5663.0, SMALL), trial(3, None, AT_YOURS)]
-    alone, beside = finalists([*once, *twice]), finalists([*once, *twice], trials)
-    assert [each.samples_per_s for each in beside] == [each.samples_per_s for each in alone]
-    assert Verdict(alone, YOURS).winner().config == YOURS, "two rounds of two were no proof of ten times"
-    assert Verdict(beside, YOURS).winner().config == LEADER
-    assert finalists(once, trials)[0].half_width_fraction is None, "nothing ran twice in the final"
+    alone, beside = (judged([*once, *twice], yours=YOURS, trials=each) for each in ((), trials))
+    assert [each.samples_per_s for each in beside.finalists] == [each.samples_per_s for each in alone.finalists]
+    assert alone.winner().config == YOURS, "two rounds of two were no proof of ten times"
+    assert beside.winner().config == LEADER
+    assert judged(once, trials=trials).finalists[0].half_width_fraction is None, "nothing ran twice in the final"
 
 
 def test_a_loss_that_is_not_finite_rules_out_its_precision_and_in_fp32_every_one() -> None:
     fp16 = TrialConfig(loader=LoaderConfig(batch_size=32), recipe=Recipe(precision="fp16"))
-    found = finalists([(what, measured(rate)) for what in (YOURS, fp16) for rate in (100.0, 101.0)])
+    runs = [(what, rate) for what in (YOURS, fp16) for rate in (100.0, 101.0)]
     bad = TrialFailure(kind="non_finite_loss", phase="training", message="NaN")
     for failed, ruled in ((replace(fp16, remedies=("a",)), [False, True]), (LEADER, [True, True])):
-        assert [each.unconfirmed is not None for each in ruled_out(found, [(failed, bad)])] == ruled
+        found = judged(runs, trials=[Attempt(config=failed, failure=bad)]).finalists
+        assert [each.unconfirmed is not None for each in found] == ruled
 
 
 def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
     """Neither for being faster nor for being smaller; yours, run again by itself, is nobody to be picked from."""
     twice, once, small, yours = config(384, 16), config(512, 16), config(256, 8), config(64, 0)
     runs = [(twice, 1000.0), (once, 1010.0), (small, 995.0), (yours, 100.0), (yours, 101.0)]
-    alone = Verdict(finalists([(what, measured(rate)) for what, rate in runs]), yours).winner()
-    again = Verdict(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours).winner()
+    alone, again = (judged(each, yours=yours).winner() for each in (runs, [*runs, (twice, 1001.0)]))
     assert alone.config == small
     assert again.config == twice
 
@@ -97,17 +101,18 @@ def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
 def test_another_precision_than_the_named_one_is_proven_faster(rate: float, keeps: bool, wins: str) -> None:
     half = replace(config(512, 16), recipe=Recipe(precision="fp16"))
     rates = {half: (rate, 1.02 * rate), config(512, 16): (1000.0, 1030.0), YOURS: (300.0, 305.0)}
-    found = finalists([(what, measured(each)) for what, own in rates.items() for each in own])
-    assert Verdict(found, YOURS, keeps).winner().config.precision == wins
+    verdict = judged([(what, each) for what, own in rates.items() for each in own], yours=YOURS, keeps_precision=keeps)
+    assert verdict.winner().config.precision == wins
 
 
 def test_a_baseline_that_is_kept_comes_with_the_largest_gain_that_is_not_excluded() -> None:
     for scale, inconclusive in ((1.0, True), (0.01, False)):
         own = {8: (0, 200, 100), 4: (-300, -200, -250), 0: (0, 150, 50)}
-        found = of_workers({w: tuple(1000.0 + scale * each for each in rates) for w, rates in own.items()})
-        winner = Verdict(found, config(64, 0)).winner()
+        rates = {w: tuple(1000.0 + scale * each for each in rates) for w, rates in own.items()}
+        verdict = of_workers(rates, yours=config(64, 0))
+        winner = verdict.winner()
         assert (winner.config, winner.inconclusive) == (config(64, 0), inconclusive)
-        assert winner.rival_gain == difference(found[0], found[2], found, 2)
+        assert winner.rival_gain == verdict.ratio(verdict.finalists[0], verdict.finalists[2], 2)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +129,10 @@ def test_a_baseline_that_is_kept_comes_with_the_largest_gain_that_is_not_exclude
 def test_the_answer_is_decided_where_the_rate_is_known_and_the_baseline_is_told_from_it_or_alike(
     rates: dict[int, tuple[float, ...]], decided: bool
 ) -> None:
-    found = of_workers(rates)
-    assert (Verdict(found, config(64, 0)).undecided() == ()) is decided
-    assert (Verdict(found, config(64, 0)).undecided(64) == ()) is decided
-    assert Verdict(found, config(32, 0)).undecided(32) == ()  # nothing of that size ran
+    verdict = of_workers(rates, yours=config(64, 0))
+    assert (verdict.undecided() == set()) is decided
+    assert (verdict.undecided_at(64) == set()) is decided
+    assert of_workers(rates, yours=config(32, 0)).undecided_at(32) == set()  # nothing of that size ran
 
 
 def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
@@ -138,19 +143,17 @@ def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
         2: (500.0, 530.0, 510.0),
         0: (98.0, 110.0, 107.0),
     }
-    found = of_workers(rates)
-    assert set(Verdict(found, config(64, 0)).undecided()) == {config(64, 8), config(64, 6)}
+    assert of_workers(rates, yours=config(64, 0)).undecided() == {config(64, 8), config(64, 6)}
 
 
 def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
-    failure = TrialFailure(kind="crash", phase="training", message="")
-    steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
-    beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
+    steady = [(config(64, 8), rate) for rate in (1000.0, 1001.0, 999.0)]
+    beside = [(config(64, 4), rate) for rate in (600.0, 601.0, 599.0)]
     own = config(64, 0)
-    failed = [*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]
-    assert judged(failed, own).undecided() == ()
-    waiting = [*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]
-    assert set(judged(waiting, own).undecided()) == {config(64, 8), own}
+    failed = Attempt(config=own, failure=TrialFailure(kind="crash", phase="training", message=""))
+    assert judged([*steady, *beside, (own, 950.0)], failed, failed, yours=own).undecided() == set()
+    waiting = [*steady, *beside, *((own, rate) for rate in (985.0, 1015.0, 990.0))]
+    assert judged(waiting, yours=own).undecided() == {config(64, 8), own}
 
 
 def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
@@ -159,16 +162,15 @@ def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
     later = {8: (*early[8], 700.0, 1300.0), 4: (*early[4], 1250.0, 800.0), 0: early[0]}
     told = []
     for rates in (early, later):
-        found = of_workers(rates)
-        best, own = found[0], found[2]
-        told.append(difference(best, own, found, 2))
+        verdict = of_workers(rates)
+        told.append(verdict.ratio(verdict.finalists[0], verdict.finalists[2], 2))
     assert told[0] == told[1]
 
 
 def test_who_ran_often_enough_has_an_interval_from_its_own_spread() -> None:
     steady, unsteady = (1000.0, 1010.0, 990.0, 1005.0, 995.0), (100.0, 140.0, 80.0)
-    alone, _ = of_workers({8: steady, 0: unsteady})
-    three = of_workers({8: steady[:3], 0: unsteady})
+    alone, _ = of_workers({8: steady, 0: unsteady}).finalists
+    three = of_workers({8: steady[:3], 0: unsteady}).finalists
     assert alone.half_width_fraction < 0.02
     assert three[0].half_width_fraction > 0.2, "three runs say too little of their own spread"
 
@@ -178,8 +180,7 @@ def test_what_a_round_is_faster_by_is_no_difference_and_hides_none() -> None:
     rounds = [1000.0, 900.0, 800.0, 700.0, 600.0]
     jitter = {1: [1.0, 1.001, 0.999, 1.0, 1.0], 2: [1.021, 1.019, 1.02, 1.02, 1.02]}
     rates = {w: tuple(rate * part for rate, part in zip(rounds, own, strict=True)) for w, own in jitter.items()}
-    found = of_workers(rates)
-    ratio = difference(found[1], found[0], found, 1)
+    ratio = second_to_first(of_workers(rates))
     assert ratio.value == pytest.approx(1.02, abs=0.001)
     assert 1.0 < ratio.low < ratio.high < 1.04
 
@@ -190,19 +191,17 @@ def test_equal_configurations_are_seldom_called_different_however_often_one_look
     for seed in range(600):
         outcomes = list(draws(seed, [1000.0, 1000.0], 8, 0.025))
         for look in LOOKS:
-            seen = [(what, run) for at, (what, run) in enumerate(outcomes) if at % 8 < look]
-            found = finalists(seen)
-            if difference(found[1], found[0], found, 1).holds(1.0) is False:
+            if second_to_first(judged(each for at, each in enumerate(outcomes) if at % 8 < look)).holds(1.0) is False:
                 wrong += 1
                 break
     assert wrong <= 12
 
 
-def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, Measurement]]:
+def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, float]]:
     source = random.Random(seed)
     for index, rate in enumerate(rates):
         for _ in range(runs):
-            yield config(64, index + 1), measured(rate * source.gauss(1.0, noise))
+            yield config(64, index + 1), rate * source.gauss(1.0, noise)
 
 
 @pytest.mark.parametrize(("runs", "truth"), [(2, 1.0), (4, 2.0)])
@@ -210,14 +209,14 @@ def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) ->
     """Over 1,000 confirmations at 3% between-run noise the 99% interval holds the true ratio in at least 985."""
     held = 0
     for seed in range(1000):
-        found = finalists(list(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03)))
-        held += difference(found[1], found[0], found, 1).holds(truth) is True
+        verdict = judged(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03))
+        held += second_to_first(verdict).holds(truth) is True
     assert held >= 985
 
 
 def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
     """A configuration that was picked for being fast needs a larger lead than one that was asked about."""
-    found = finalists(list(draws(1, [1000.0, 1100.0, 1000.0, 1000.0], 3, 0.03)))
-    alone, picked = (difference(found[1], found[0], found, num_rivals) for num_rivals in (1, 3))
+    found = judged(draws(1, [1000.0, 1100.0, 1000.0, 1000.0], 3, 0.03))
+    alone, picked = (second_to_first(found, num_rivals) for num_rivals in (1, 3))
     assert alone.value == picked.value
     assert picked.low < alone.low < alone.high < picked.high

@@ -1,7 +1,5 @@
 """Which device is taken, and what an error says; what is asked of the machine once."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -76,15 +74,3 @@ def test_the_freest_gpu(gpus, freest):
 )
 def test_the_versions_of_torch_and_cuda_are_read_from_text(text, versions):
     assert parse_torch_versions(text) == versions
-
-
-def test_reading_the_host_and_the_client_of_a_training_import_no_torch():
-    code = (
-        "from loadtune.host import machine as host; import sys\n"
-        "early = {'torch', 'optuna', 'pynvml', 'psutil'} & set(sys.modules)\n"
-        "host.read_host()\n"
-        "import loadtune.training.client\n"
-        "print(sorted(early | ({'torch', 'optuna'} & set(sys.modules))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,10 +1,9 @@
 """Cores, memory and their limits, control groups among them, from small file trees with the kernel's texts."""
 
+import os
 import platform
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,13 +120,13 @@ def test_memory_limits_of_v1_leave_out_cache_that_can_be_dropped(tmp_path):
     assert limit == (1000, 400)
 
 
-def test_each_memory_limit_binds_with_its_own_groups_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000, available=900))
+def test_each_memory_limit_binds_with_its_own_groups_use(tmp_path):
     system = make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT)
-    assert read_ram(system) == (1000, 1000, 900)
+    (system / "proc/meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  900 kB\n")
+    assert read_ram(system) == (1_024_000, 1_024_000, 921_600)
     files = {"pod/memory.max": "800\n", "pod/memory.current": "700\n", "pod/box/memory.max": "500\n"}
     make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT, files | {"pod/box/memory.current": "100\n"})
-    assert read_ram(system) == (1000, 500, 100)
+    assert read_ram(system) == (1_024_000, 500, 100)
 
 
 def test_the_own_groups_oom_kills_come_before_the_machines(tmp_path):
@@ -165,8 +164,10 @@ def test_this_machine_makes_sense(tmp_path):
     assert free <= total
 
 
-def test_busy_is_all_but_idle_and_iowait_of_the_cores_that_are_ours_and_online(monkeypatch):
-    cores = [SimpleNamespace(user=busy, idle=1000.0, iowait=7.0) for busy in (10.0, 100.0, 5.0)]
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 16)
-    assert cores_used_s((0, 2, 9)) == 15.0
+def test_busy_is_all_but_idle_and_iowait_of_the_cores_that_are_ours_and_online(tmp_path):
+    """Fields of ``/proc/stat``: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice."""
+    cores = (f"cpu{core} {user} 20 3 90000 8000 400 50 6 7 7\n" for core, user in ((0, 1000), (1, 10000), (2, 500)))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(f"cpu  1 1 1 1 1 1 1 1 1 1\n{''.join(cores)}intr 5\n")
+    assert cores_used_s((0, 2, 9), tmp_path) == pytest.approx((1500 + 2 * 479) / os.sysconf("SC_CLK_TCK"))
+    assert cores_used_s((4, 5), tmp_path) == pytest.approx(6 / os.sysconf("SC_CLK_TCK")), "all that are shown"

@@ -12,7 +12,8 @@ import pytest
 from loadtune.host import processes as processes_module
 from loadtune.host.memory import Ram
 from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, Reads, anonymous_bytes, proportional_bytes
-from loadtune.host.sensing import Count, Track
+from loadtune.host.sensing import Count
+from loadtune.host.telemetry import Track
 
 MIB = 1 << 20
 
@@ -196,6 +197,6 @@ def guard_over(available, held):
 def test_ram_that_runs_out_because_of_the_processes_is_told_and_others_end_nothing():
     guard = guard_over(available=[800, 400, 51, 49], held=[100, 820])
     assert [guard.look(), guard.look()] == [None, None]
-    short = guard.look()
-    assert (short.grown_bytes, short.available_bytes, short.limit_bytes) == (720, 49, 1000)
+    grown_bytes, ram = guard.look()
+    assert (grown_bytes, ram.available_bytes, ram.limit_bytes) == (720, 49, 1000)
     assert guard_over(available=[800, 40], held=[100, 200]).look() is None

@@ -9,8 +9,8 @@ import pytest
 
 from loadtune.host import telemetry as telemetry_module
 from loadtune.host.machine import Sampler, read_telemetry
-from loadtune.host.sensing import BUSY_CORES, MAX_SLICES, OWN_CORES, Count, Probe, Record, Track
-from loadtune.host.telemetry import LONGEST_PAUSE_S, machine_probes
+from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Count, Probe
+from loadtune.host.telemetry import LONGEST_PAUSE_S, MAX_SLICES, Record, Track, machine_probes
 from loadtune.records.facts import Device
 
 CPU = Device(kind="cpu", name="CPU")

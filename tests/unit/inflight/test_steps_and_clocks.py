@@ -4,7 +4,7 @@ import pytest
 
 from loadtune.decide.bounds import Free, Queued, most_workers
 from loadtune.decide.steps import GROUP, MAX_STEPS, Steps, num_needed
-from loadtune.inflight.clocks import Clocks
+from loadtune.inflight.readings import Clocks
 from loadtune.model.workers import Loop, Work, batch_s, fewest, most_by_cores
 
 

@@ -42,11 +42,11 @@ OFF_BY = {"mobilenet_v3_large-bf16-sgd": 0.1}
 @pytest.mark.parametrize("name", ALL)
 def test_a_replay_reserves_what_was_reserved_and_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
     told = forecast(name)
-    of_the_run_itself, reserved_bytes = told.outcome(160), RECORDED[name]["traces"]["160"]["reserved_peak_bytes"]
+    of_the_run_itself, reserved_bytes = told.played(160), RECORDED[name]["traces"]["160"]["reserved_peak_bytes"]
     assert of_the_run_itself is not None
     assert of_the_run_itself.reserved_peak_bytes == pytest.approx(reserved_bytes, rel=0.015)
     for size, reserved_gib, _ in RECORDED[name]["measured"]:
-        outcome = told.outcome(size)
+        outcome = told.played(size)
         assert (outcome is None) == (reserved_gib is None), size
         if outcome is not None:
             assert outcome.reserved_peak_bytes == pytest.approx(reserved_gib * GIB, rel=OFF_BY.get(name, 0.025))
@@ -56,8 +56,8 @@ def test_a_replay_reserves_what_was_reserved_and_sizes_ten_times_as_large_end_as
 def test_retries_of_every_steady_step_are_foretold(size: int, steady: int) -> None:
     """To a neighbour: one sample more or less decides which cached block a request falls into."""
     told = forecast("resnet50-fp32-sgd")
-    outcomes = [told.outcome(near) for near in (size - 1, size, size + 1)]
-    assert max(outcome.num_steady_retries for outcome in outcomes if outcome is not None) == steady
+    retries = [told.retries(near) for near in (size - 1, size, size + 1)]
+    assert max(each for each in retries if each is not None) == steady
 
 
 def test_a_forecast_that_does_not_reproduce_its_own_run_is_not_used() -> None:

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts
 
-from loadtune.limits.recipe import Recipes, choose_recipes
-from loadtune.records.config import Precision, Recipe
+from loadtune.limits.recipe import Recipes
+from loadtune.records.config import Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.measurement import ComputePoint, TrialFailure
 
 
 def choose(training: FakeTraining, precisions=("fp32", "bf16"), optimizer="sgd"):
-    facts = fake_facts(training.surface)
-    return choose_recipes(training, facts, precisions, optimizer=optimizer, largest=10**6, time_budget_s=300.0)
+    config = TuneConfig(workload=WorkloadSpec(optimizer=optimizer), precisions=precisions, time_budget_s=300.0)
+    recipes = Recipes(training=training, facts=fake_facts(training.surface), config=config)
+    recipes.choose()
+    return recipes
 
 
 def by_precision(recipes: Recipes) -> dict[Precision, Recipe]:
@@ -57,7 +59,7 @@ def test_a_precision_that_does_not_fit_at_the_moderate_batch_is_timed_at_a_small
     surface = Surface(bytes_per_sample={"fp32": 1e6, "fp16": 1e6, "bf16": 1e6, tight: 2e9}, budget_bytes=20 * GIB)
     chosen = choose(FakeTraining(replace(surface, compute_per_s={"fp32": 2000.0, "bf16": 20_000.0})))
     assert [choice.points[0].batch_size for choice in chosen.choices] == sizes
-    assert chosen.notes == ()
+    assert chosen.notes == []
 
 
 def test_one_slow_second_does_not_hide_a_gain() -> None:

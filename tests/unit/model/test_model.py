@@ -65,7 +65,7 @@ def searched(machine: Machine) -> ThroughputModel:
     for _ in range(6):
         seen.append((index, machine.measure(index)))
         model = fitted(seen)
-        index = propose(model, points_of(SPACE), sorted({at for at, _ in seen})).index
+        index, _, _ = propose(model, points_of(SPACE), sorted({at for at, _ in seen}))
     return model
 
 
@@ -84,7 +84,7 @@ def test_a_planted_limit_is_named(planted, setting, resource, part):
     machine = Machine(**planted)
     seen = [BASELINE, SPACE.index(setting), *(SPACE.index((64, workers, setting[2], 1)) for workers in (4, 16))]
     model = fitted([(index, machine.measure(index)) for index in seen])
-    first, *others = explain(model, points_of([setting]), 1.0, points_of([])).limits
+    _, (first, *others), _ = explain(model, points_of([setting]), 1.0, points_of([]))
     assert first.resource == resource
     assert max(first.shares, key=first.shares.__getitem__) == part
     assert sum(first.shares.values()) == pytest.approx(1.0)
@@ -125,5 +125,5 @@ def test_a_setting_that_cannot_compute_faster_promises_nothing_however_unsure_it
     rate, make, device = machine.measure(best)
     model = fitted([(best, (1.6 * rate, make, device))])
     points = points_of([SPACE[best], SPACE[small]])
-    assert propose(model, points, [0]).expected > 1e-4
-    assert propose(model, points, [0], at_most=model.most(points)).expected < 1e-6
+    assert propose(model, points, [0])[2] > 1e-4
+    assert propose(model, points, [0], at_most=model.most(points))[2] < 1e-6

@@ -27,14 +27,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 3, 8, 8), torch.zeros(8, dtype=torch.long)
 
 
-@pytest.mark.parametrize("config", [PLAIN, WORKERS])
-def test_the_loader_gets_just_what_was_chosen(config: TrialConfig) -> None:
-    arguments = loader_code(golden(), config).replace("from torch.utils.data import DataLoader", "")
-    given: dict[str, Any] = {}
-    exec(arguments, {"DataLoader": lambda _, **kwargs: given.update(kwargs), "dataset": []})
-    assert given == {"shuffle": True, "drop_last": True, **config.loader.kwargs()}
-
-
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "adamw"), ("fp16", "sgd"), ("bf16", "adamw")])
 def test_the_training_step_and_the_lines_of_it_that_change_run_and_train(
     precision: Any, optimizer: OptimizerName

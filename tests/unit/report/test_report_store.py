@@ -5,23 +5,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from page_rig import GOLDEN as KEPT
+from page_rig import golden
 
 from loadtune.errors import ResultError
-from loadtune.records.result import TuningResult
 from loadtune.report import store
 
-KEPT = Path(__file__).parents[2] / "golden" / "result.json"
 AT = datetime(2026, 11, 20, 17, 3, 12, tzinfo=UTC)
 
 
-@pytest.fixture
-def result() -> TuningResult:
-    return store.load_result(KEPT)
-
-
-def keep(result: TuningResult, folder: Path, created: str) -> None:
+def keep(folder: Path, created: str) -> None:
     folder.mkdir(parents=True)
-    store.write_result(dataclasses.replace(result, created=created), folder)
+    store.write_result(dataclasses.replace(golden(), created=created), folder)
 
 
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
@@ -31,33 +26,31 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_fails_keeps_the_old_result_and_nothing_else(
-    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    assert store.load_result(store.write_result(result, tmp_path)) == result
+    assert store.load_result(store.write_result(golden(), tmp_path)) == golden()
 
     def fail(_: int) -> None:
         raise error
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises((ResultError, KeyboardInterrupt)):
-        store.write_result(dataclasses.replace(result, created="later"), tmp_path)
-    assert store.load_result(tmp_path) == result
+        store.write_result(dataclasses.replace(golden(), created="later"), tmp_path)
+    assert store.load_result(tmp_path) == golden()
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_newest_run_is_found_from_every_level(
-    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_run_is_found_from_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ResultError, match="loadtune-results holds no result: it does not exist"):
         store.load_result()
     with pytest.raises(ResultError, match=r"holds no result: there is no result\.json"):
         store.load_result(tmp_path)
     out = tmp_path / "loadtune-results"
-    keep(result, out / "a" / "2026-11-20T17-03-12Z-10", "newest")
-    keep(result, out / "a" / "2026-11-20T17-03-12Z-2", "second")
-    keep(result, out / "b" / "2026-11-19T23-59-59Z", "oldest, written last")
-    keep(result, out / "b" / "renamed", "of no known time")
+    keep(out / "a" / "2026-11-20T17-03-12Z-10", "newest")
+    keep(out / "a" / "2026-11-20T17-03-12Z-2", "second")
+    keep(out / "b" / "2026-11-19T23-59-59Z", "oldest, written last")
+    keep(out / "b" / "renamed", "of no known time")
     (out / "a" / "2027-01-01T00-00-00Z").mkdir()  # a run that wrote no result
     assert store.load_result().created == "newest"
     assert store.load_result(out).created == "newest"

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from fakes import FakeTraining, Surface, fake_facts, fake_host
 
+from loadtune.model.fit import points_at, segments_of
 from loadtune.model.resources import Job
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window
-from loadtune.search.search import job_of, points_at, segments_of
+from loadtune.search.search import model_job
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 RECIPES = {"fp32": Recipe(), "fp16": Recipe(precision="fp16"), "bf16": Recipe(precision="bf16")}
@@ -29,7 +30,7 @@ def test_a_job_has_the_curve_of_each_recipe_smallest_batch_first() -> None:
     training, facts = FakeTraining(noise=0.0), replace(fake_facts(Surface()), sample_cpu_s=None)
     points = [training.time_compute(RECIPES[each], size, 1.0) for each in ("fp32", "bf16") for size in (64, 16, 64)]
     timed = [point for point in points if isinstance(point, ComputePoint)]
-    job = job_of(facts, fake_host(), GPU, RECIPES, timed)
+    job = model_job(facts, fake_host(), GPU, RECIPES, timed)
     assert [size for size, _ in job.compute["bf16"]] == [16, 64]
     assert 1 / job.compute["bf16"][1][1] == pytest.approx(Surface().compute_rate(RECIPES["bf16"], 64))
     assert job.compute["fp16"] == job.compute["fp32"], "it was not timed"

@@ -2,13 +2,12 @@
 
 import gc
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from loadtune.stream.sample_table import Loading, SampleTable, begin_batch, did_not_return_text
+from loadtune.stream.sample_table import Loading, SampleTable, begin_batch
 from loadtune.stream.switching import SwitchingIterator
 
 
@@ -60,27 +59,6 @@ def test_pools_have_rows_of_their_own_which_another_handle_reads() -> None:
     assert other.read() == (), "nothing of an earlier pool is left"
     with pytest.raises(ValueError, match="more than this table"):
         table.reserve(1 << 20)
-
-
-HANGING = Loading(worker=0, pid=5, index=41, batch=(7, 41), batch_size=2, num_begun=1)
-
-
-@pytest.mark.parametrize(
-    ("still", "text"),
-    [
-        ([HANGING], "dataset[41] (in a batch of 2: 7, 41) did not return for 28 s, in a worker"),
-        (
-            [replace(HANGING, index=None, batch_size=64)],
-            "one of dataset[7], dataset[41], … (a batch of 64) did not return for 28 s, in a worker",
-        ),
-        (
-            [replace(HANGING, batch_size=1), replace(HANGING, worker=1, index=3, batch_size=1), HANGING],
-            "dataset[41]; dataset[3]; … did not return for 28 s, in 3 workers",
-        ),
-    ],
-)
-def test_what_did_not_return_is_named(still: list[Loading], text: str) -> None:
-    assert did_not_return_text(still, 28.2) == text
 
 
 def test_a_table_that_nobody_holds_closes_its_descriptor() -> None:

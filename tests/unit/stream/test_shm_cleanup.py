@@ -77,7 +77,7 @@ def test_semaphores_of_a_killed_group_are_unlinked_however_slow_the_tracker_is(
 ) -> None:
     held = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
     monkeypatch.setattr(process, "subprocess", Namespace(Popen=lambda *_, **__: held, DEVNULL=None))
-    training = process.TrainingProcess(Namespace(kind="cpu"), tmp_path / "log", tmp_path)
+    training = process.TrainingProcess(Namespace(kind="cpu", uuid=None), tmp_path / "log", tmp_path)
     with held.stdout as said:
         semaphore = Path("/dev/shm") / f"sem.{said.readline().strip().removeprefix('/')}"
     (tracker,) = group_members(held.pid) - {held.pid}

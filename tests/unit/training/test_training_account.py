@@ -50,9 +50,7 @@ def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") ->
     books = FakeBooks(
         lambda: [*parameters, *buffers(), *(p.grad for p in parameters), *trainer.state_tensors(), *batch]
     )
-    step = {"model": "conv_net", "precision": precision, "optimizer": optimizer, "batch_size": BATCH}
-    step |= {"input_shape": (3, 16, 16), "num_parameters": 0}
-    return measure_step(trainer, batch, CpuMemory(), books, LINE, **step), books  # type: ignore[arg-type]
+    return measure_step(trainer, batch, CpuMemory(), books, LINE), books  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "optimizer", "copies"), [("bf16", "sgd", 1), ("fp32", "adamw", 2)])

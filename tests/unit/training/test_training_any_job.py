@@ -47,7 +47,7 @@ def trainer_of(compute_loss: Any, accumulate: int = 1, **given: Any) -> tuple[Tr
     model = nn.Linear(3, 1)
     spec = WorkloadSpec(accumulate=accumulate)
     own = loss_of_batches(compute_loss)
-    workload = workload_of(rows(), model, compute_loss=own, own_batches=True, spec=spec, **given)
+    workload = workload_of(rows(), model, compute_loss=own, loss_takes="batch", spec=spec, **given)
     return Trainer(ResidentModel(workload, CPU), Recipe(), workload), model
 
 
@@ -76,7 +76,7 @@ def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
         made.append(device)
         return lambda batch: seen.append(batch) or torch.tensor(float("nan"))
 
-    workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)
+    workload = workload_of(rows(), nn.Module(), make_step=make_step, loss_takes="batch")
     model = ResidentModel(workload, CPU)
     for _ in range(2):
         trainer = OwnStep(model, Recipe(precision="own"), workload, sums_losses=True)
@@ -103,7 +103,7 @@ NAN = float("nan")
     ],
 )
 def test_a_loss_that_is_no_number_is_seen_however_a_step_returns_it(value: Any, finite: bool | None) -> None:
-    workload = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: value, own_batches=True)
+    workload = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: value, loss_takes="batch")
     trainer = OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload, sums_losses=True)
     for _ in range(2):
         trainer.step("a batch")
@@ -116,7 +116,7 @@ def test_the_users_code_may_take_parts_out_of_its_batch() -> None:
 
     resident = {"x": torch.rand(4, 3), "y": torch.rand(4)}
     trainer, _ = trainer_of(popping)
-    own = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: batch.pop("x"), own_batches=True)
+    own = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: batch.pop("x"), loss_takes="batch")
     step = OwnStep(ResidentModel(own, CPU), Recipe(precision="own"), own)
     for _ in range(2):
         trainer.step(resident)
@@ -179,7 +179,7 @@ class Counted(IterableDataset[Any]):
 
 
 def samples_of(loader: DataLoader[Any], **given: Any) -> Samples:
-    return Samples(workload_of(None, loader=LoaderParts.of(loader), **({"own_batches": True} | given)), LINE)
+    return Samples(workload_of(None, loader=LoaderParts.of(loader), **({"loss_takes": "batch"} | given)), LINE)
 
 
 def seed_worker(worker_id: int) -> None:

@@ -16,6 +16,7 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 from loadtune.training import TrainingClient
 from loadtune.training.loop import EndlessLoader, time_training
+from loadtune.training.memory import CpuMemory
 from loadtune.training.protocol import Answer
 
 
@@ -28,7 +29,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     with contextlib.closing(
         EndlessLoader(workload_of([(torch.zeros(2), 0)] * 64), LoaderConfig(batch_size=2))
     ) as loader:
-        assert type(time_training(trainer, loader, 0.0, line, begins=lambda: None)) is expected
+        assert type(time_training(trainer, loader, 0.0, line, CpuMemory())) is expected
 
 
 class Silent:

@@ -11,7 +11,7 @@ from loadtune.training.describe import Samples
 
 
 def first_samples(dataset: Any) -> Samples:
-    return Samples(workload_of(dataset, own_loss=True), LINE)
+    return Samples(workload_of(dataset, loss_takes="outputs"), LINE)
 
 
 class Pausing(Dataset[Any]):

@@ -162,7 +162,7 @@ def test_a_failure_names_the_sample_and_the_users_line():
     body = (
         '  File "/site-packages/torch/utils/data/_utils/worker.py", line 1, in _worker_loop\n    data = fetch()\n'
         '  File "/home/me/data.py", line 3, in __getitem__\n    raise ValueError(index)\n'
-        "ValueError: 17 is bad\nwhile reading sample index 17\n"
+        "ValueError: 17 is bad\nloadtune: dataset[17] raised {}\n"
     )
     failure = failure_from(raised(ValueError(WORKER.format(name="ValueError", body=body))), "training")
     assert failure.kind == "user_error"

@@ -8,7 +8,7 @@ import torch
 
 from loadtune.host.memory import Ram
 from loadtune.training import memory as bench_memory
-from loadtune.training.memory import CpuMemory, memory_of
+from loadtune.training.memory import CpuMemory, CudaMemory
 
 TAKES_64_MIB = """
 from loadtune.training.memory import CpuMemory
@@ -28,10 +28,7 @@ def test_memory_taken_since_the_reset_shows_in_the_peak():
     assert int(done.stdout) >= 32 << 20
 
 
-LIMITED = bench_memory.status_bytes("VmData") is not None
-
-
-@pytest.mark.skipif(not LIMITED, reason="no VmData to limit")
+@pytest.mark.skipif(bench_memory.status_bytes("VmData") is None, reason="no VmData to limit")
 def test_growth_beyond_the_limit_is_refused_until_it_is_lifted(monkeypatch):
     budget = bench_memory.rss_bytes() + (256 << 20)
     monkeypatch.setattr(CpuMemory, "budget_bytes", lambda self: budget)
@@ -68,7 +65,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def test_the_limit_holds_for_every_run_and_the_context_counts(device: dict[str, float]) -> None:
-    memory = memory_of(torch.device("cuda"), 70 * GIB, 24 * GIB)
+    memory = CudaMemory(torch.device("cuda"), 70 * GIB, 24 * GIB)
     memory.remember_idle()
     assert memory.outside_bytes() == GIB
     assert memory.budget_bytes() == 23 * GIB
@@ -79,7 +76,7 @@ def test_the_limit_holds_for_every_run_and_the_context_counts(device: dict[str, 
 
 
 def test_without_a_limit_only_probes_are_capped(device: dict[str, float]) -> None:
-    memory = memory_of(torch.device("cuda"), 70 * GIB)
+    memory = CudaMemory(torch.device("cuda"), 70 * GIB)
     memory.remember_idle()
     assert device["fraction"] == 1.0
     with memory.capped():
@@ -92,7 +89,7 @@ def test_what_others_take_later_is_not_charged_to_the_limit(
     device: dict[str, float], taken_gib: float, budget_gib: float
 ) -> None:
     """Up to a GiB may be this process's own, for kernels that it loads later; nothing is had that is not free."""
-    memory = memory_of(torch.device("cuda"), 70 * GIB, 24 * GIB)
+    memory = CudaMemory(torch.device("cuda"), 70 * GIB, 24 * GIB)
     memory.remember_idle()
     device["free"] -= taken_gib * GIB
     assert memory.budget_bytes() == budget_gib * GIB
@@ -115,5 +112,5 @@ def test_page_locked_blocks_are_given_back_where_they_are_too_much_of_the_memory
         stats = {"allocated_bytes.current": kept_gib * GIB}
         monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: stats, raising=False)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: freed.append(None))
-    memory_of(torch.device("cuda")).free_pinned()
+    CudaMemory(torch.device("cuda")).free_pinned()
     assert bool(freed) is is_freed

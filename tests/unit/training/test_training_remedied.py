@@ -42,7 +42,7 @@ def config(*names: str) -> TrialConfig:
 
 
 def examined(job: Workload, name: str, *before: str) -> Examined:
-    (seen,) = RemediedJobs(job, LINE).examine(config(*before), (name,), DEVICE)
+    (seen,) = RemediedJobs(job, DEVICE, LINE).examine(config(*before), (name,))
     assert seen.name == name
     return seen
 
@@ -87,8 +87,8 @@ def test_a_remedy_that_fails_is_refused_and_ends_nothing(
     method: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REMEDIES, "broken", Broken(method))
-    jobs = RemediedJobs(images(), LINE)
-    broken, other = jobs.examine(config(), ("broken", "uint8_transfer"), DEVICE)
+    jobs = RemediedJobs(images(), DEVICE, LINE)
+    broken, other = jobs.examine(config(), ("broken", "uint8_transfer"))
     assert broken.refused is not None
     assert broken.refused.startswith(f"it could not be applied: {reason}")
     assert "and more" not in broken.refused
@@ -144,7 +144,7 @@ def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(
     monkeypatch.setitem(sys.modules, "cv2", threads)
     names = ("uint8_transfer", "opencv_threads")
     (other,) = set(names) - {kept}
-    seen, jobs = examined(images(), other, kept), RemediedJobs(images(), LINE)
+    seen, jobs = examined(images(), other, kept), RemediedJobs(images(), DEVICE, LINE)
     assert seen.refused is None
     assert seen.difference == SAME
     assert delivered(jobs.job(names))[0].dtype == torch.uint8

@@ -146,5 +146,6 @@ def test_a_block_is_given_back_when_that_is_completed_and_marks_are_places_in_th
         alloc(0x20, 600),
         free(0x10),
         {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
+        alloc(0x10, 700),
     ]
-    assert compact_events(history, [0, 2, 3, 5]) == ((512, 600, -1), (0, 0, 1, 2))
+    assert compact_events(history, [0, 1, 2, 3]) == ((512, 600, -1, 700), (0, 1, 1, 3))

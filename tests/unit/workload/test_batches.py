@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import UserDict, namedtuple
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -48,11 +49,34 @@ class Graph:
         return self
 
 
+class Frozen(Mapping[str, Any]):
+    """A mapping that cannot be changed, over a dict that a copy shares."""
+
+    def __init__(self, **data: Any) -> None:
+        self.data = data
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+class Changeable(Frozen):
+    def update(self, others: Mapping[str, Any]) -> None:
+        self.data.update(others)
+
+
 MAKERS = {
     "tensor": lambda num: torch.rand(num, 7),
     "as default_collate makes pairs": lambda num: [torch.rand(num, 7), torch.zeros(num)],
     "mapping": lambda num: {"x": torch.rand(num, 2), "weights": torch.ones(9), "nested": {"y": torch.rand(num)}},
     "user's mapping": lambda num: UserDict(x=torch.rand(num, 2)),
+    "mapping that cannot be changed": lambda num: Frozen(x=torch.rand(num, 2)),
+    "mapping whose copy shares its dict": lambda num: Changeable(x=torch.rand(num, 2)),
     "detection": detection,
     "padded": padded,
     "time first": lambda num: torch.rand(6, num, 4),

@@ -8,11 +8,12 @@ import pytest
 import torchvision
 from PIL import Image
 
+from loadtune.changes.datasets import steps_of
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
-from loadtune.workload.datasets import model_needs, transform_text
-from loadtune.workload.user_code import made_by
+from loadtune.workload.datasets import model_needs
+from loadtune.workload.user_code import find
 
 
 def spec(dataset="training_workloads:Images", model="training_workloads:Linear", **more):
@@ -36,11 +37,11 @@ def test_fake_data_has_the_models_own_size_and_never_runs_out():
 
 def test_a_models_classes_and_size_are_known_before_it_is_built():
     for model, num_classes, size in (("inception_v3", 1000, 299), ("vit_h_14", 1000, 224), ("fcn_resnet50", 21, 520)):
-        needs = model_needs(spec(model=model))
+        needs = model_needs(spec(model=model), {})
         assert (needs.num_classes, needs.image_size) == (num_classes, size)
     for name in torchvision.models.list_models():
         if "rcnn_" not in name and not name.startswith(("raft_", "retinanet_", "ssd", "fcos_")):
-            assert 64 <= model_needs(spec(model=name)).image_size <= 1024
+            assert 64 <= model_needs(spec(model=name), {}).image_size <= 1024
 
 
 def test_a_model_of_timms_is_built_with_images_of_its_own_size():
@@ -108,10 +109,10 @@ def in_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("before", [[], ["."], [".", "jobs"]])
 def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folder, before):
     sys.path[:0] = [str(in_folder / folder) for folder in before]
-    assert made_by("jobs/trained_job.py:Made.make", "model") == "jobs"
-    assert made_by("jobs/../jobs/trained_job.py:Made.make", "model") == "jobs", "the same file"
+    assert find("jobs/trained_job.py:Made.make", "model")() == "jobs"
+    assert find("jobs/../jobs/trained_job.py:Made.make", "model")() == "jobs", "the same file"
     with pytest.raises(WorkloadError, match="another module is called 'trained_job'"):
-        made_by("trained_job.py:Made.make", "model")
+        find("trained_job.py:Made.make", "model")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_what_cannot_be_used_is_said_with_what_can(names, words):
 def test_a_module_that_parses_its_command_line_is_told_where_to_put_that(in_folder):
     (in_folder / "parses_its_line.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(WorkloadError, match='under `if __name__ == "__main__":`'):
-        made_by("parses_its_line.py:Made", "model")
+        find("parses_its_line.py:Made", "model")
 
 
 LOADERS = """
@@ -176,7 +177,7 @@ def test_mnist_keeps_one_channel_for_a_model_of_ones_own(tmp_path):
     ):
         workload = build_workload(spec(dataset="MNIST", data_root=str(tmp_path), **more))
         assert workload.dataset[0][0].shape == shape
-        assert "ToTensor" in transform_text(workload.dataset)
+        assert "ToTensor" in str(steps_of(workload.dataset))
 
 
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):

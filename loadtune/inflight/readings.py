@@ -1,12 +1,19 @@
-"""The clocks of whoever loads and trains: read once a look, compared with the reading before."""
+"""What is read once a look: clocks of whoever loads and trains, and what the machine has left for workers."""
 
 import os
+import resource
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from torch.utils._pytree import tree_leaves
+
+from loadtune.decide.bounds import Free
 from loadtune.decide.inflight import Reading
-from loadtune.model.workers import Work
+from loadtune.host.memory import read_ram, read_shm
+from loadtune.host.processes import scheduled_s
+from loadtune.inflight.environment import num_local_ranks, num_ranks
+from loadtune.model.workers import MOST, Work
 from loadtune.stream.sample_table import Row
 
 
@@ -62,11 +69,28 @@ def with_training(loading: Clocks, wall_s: float, busy_s: float | None) -> Clock
     return loading._replace(train_s=sum(scheduled_s(threads)), wall_s=wall_s, busy_s=busy_s)
 
 
-def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
-    """Seconds in which the main threads of these processes, or threads of this one as ``self/task/ID``, ran; and were
-    ready to run and got no core. 0 where nothing tells."""
-    try:
-        read = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
-        return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0, 0.0
+def read_free() -> Free:
+    """Of what loaders of this process may take."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = 1 << 20 if limit == resource.RLIM_INFINITY else limit
+    return Free(
+        num_ranks=num_local_ranks(),
+        ram_bytes=read_ram().available_bytes,
+        shm_bytes=read_shm()[1],
+        descriptors=most - len(os.listdir("/proc/self/fd")),
+    )
+
+
+def batch_size(batch: Any) -> tuple[int, int]:
+    """What one batch takes in a queue: bytes, and tensors whose memory is shared by descriptors."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    by_descriptor = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+    return sum(leaf.nbytes for leaf in tensors), len(tensors) if by_descriptor else 0
+
+
+def num_shards(stream: Any) -> int:
+    """Of a rank, as webdataset's list of files or Hugging Face's datasets tell them; `MOST` where nothing does."""
+    stages = getattr(stream, "pipeline", None)
+    urls = getattr(stages[0], "urls", None) if isinstance(stages, list) and stages else None
+    told = int(getattr(stream, "num_shards", getattr(stream, "n_shards", MOST)))
+    return max(1, told if urls is None else len(urls) // num_ranks())

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from fakes import Surface, fake_facts, fake_host
 
-from loadtune.bottleneck import bottleneck
+from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window
 from loadtune.records.result import Bottleneck, Finalist, Trial
-from loadtune.search.search import job_of
+from loadtune.search.search import model_job
 from loadtune.statistics.interval import Interval
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")
@@ -56,7 +56,7 @@ def found(
         for window in [Window(start_s=0.0, seconds=seconds, num_steps=1, num_samples=size)]
     ]
     facts = replace(fake_facts(surface), sample_cpu_s=sample_cpu_s)
-    job = job_of(facts, fake_host(), GPU, {"bf16": BF16}, points)
+    job = model_job(facts, fake_host(), GPU, {"bf16": BF16}, points)
     seen = [(trial.config, trial.measurement) for trial in trials]
     return bottleneck(job, seen, Finalist(config=config(16), runs=(seen[-1][1],)), (0, 4, 8, 16), trials)
 
