@@ -42,5 +42,5 @@ def test_uneven_ranks_of_ddp_accelerate_and_lightning_train_the_same_and_rank_0_
         (name, rank) for name in {each.name for each in found} for rank in (0, 1)
     )
     assert any(each.switches or each.state == "starting" for each in found)
-    assert sum("waits for data" in line for line in said) >= 3
+    assert all(any(each.name in line for line in said) for each in found), said  # whatever the script ended amid
     assert sum("  rank 1: " in line for line in said) == 3, said
