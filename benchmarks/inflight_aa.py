@@ -43,6 +43,13 @@ COLUMNS += ("start, CPU s",)
 TOLD = ("true gain", "told", "told, in the mean", "interval holds it", "of told")
 
 
+class Own:
+    """CPU seconds of samples by worker, and of steps: of no object that the dataset refers to, since that would be a
+    dataset that changes as it is read."""
+
+    seconds = None
+
+
 def train(kind, cores, times, workers):
     import torch
     from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -51,7 +58,7 @@ def train(kind, cores, times, workers):
     size, hashing, sleeping_s, products, step_s, num_workers, num = (KINDS | GAINS)[kind]
     num_workers, num = num_workers if workers is None else workers, num * times
     rows, weights = torch.randn(size * num, 256), torch.randn(256, 256)
-    own_s = torch.zeros(257, dtype=torch.float64).share_memory_()  # CPU seconds of samples by worker; last: the rest
+    Own.seconds = torch.zeros(257, dtype=torch.float64).share_memory_()  # the last: of this process
 
     class Samples(Dataset):
         def __len__(self):
@@ -61,7 +68,7 @@ def train(kind, cores, times, workers):
             begun_s, worker = time.thread_time(), get_worker_info()
             hashlib.pbkdf2_hmac("sha256", b"sample", b"salt", hashing)
             time.sleep(sleeping_s)
-            own_s[-1 if worker is None else worker.id] += time.thread_time() - begun_s
+            Own.seconds[-1 if worker is None else worker.id] += time.thread_time() - begun_s
             return rows[index]
 
     def cpu_s():
@@ -78,9 +85,9 @@ def train(kind, cores, times, workers):
         for _ in range(products):
             wide = torch.tanh(wide @ weights)
         time.sleep(step_s)
-        own_s[-1] += time.thread_time() - begun_step_s
+        Own.seconds[-1] += time.thread_time() - begun_step_s
     steady_s = time.perf_counter() - steady_s
-    print("loop", cpu_s() - begun, time.perf_counter() - begun_s, steady_s, own_s.sum().item())
+    print("loop", cpu_s() - begun, time.perf_counter() - begun_s, steady_s, Own.seconds.sum().item())
 
 
 def run(kind, cores, tuned, times, workers=None):

@@ -1,6 +1,6 @@
 """``loadtune report``, ``export`` and ``compare``: commands on stored runs.
 
-Only ``compare --measure`` measures. None loads torch in this process. Heavy modules are imported within the commands.
+None measures or loads torch. Heavy modules are imported within the commands.
 """
 
 import warnings
@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from loadtune.cli_options import Json, KeepBatchSize, Quiet, Verbose
+from loadtune.cli_options import Json, KeepBatchSize, Verbose
 from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
 from loadtune.errors import UsageError
 from loadtune.options import number_of, one_of, share_of
 from loadtune.records.config import TuneConfig
 
 UNCLEAR = 3
-"""Exit code of ``compare --measure --strict`` where the interval does not tell."""
+"""Exit code of ``compare --tolerance`` where the interval does not tell."""
 _BOARD = "loadtune-board.html"
 _RESULTS = Path(TuneConfig().out)
 
@@ -159,80 +159,41 @@ def export(
 
 def compare(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="result.json, or a folder: its newest run.")],
-    after: Annotated[
-        Path | None, typer.Argument(metavar="AFTER", help="The other result, likewise. With --measure: none.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the best of BEFORE again here, and store that as a result.")
-    ] = False,
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The other result, likewise.")],
     tolerance: Annotated[
-        str, typer.Option(metavar="5%", help="With --measure: loss that passes, as 5% or 0.05.")
-    ] = "5%",
-    time_budget: Annotated[
-        str, typer.Option(metavar="SECONDS", help="With --measure: time in all; compiling comes on top.")
-    ] = "60",
-    strict: Annotated[
-        bool, typer.Option("--strict", help=f"With --measure: exit code {UNCLEAR} where it is unclear.")
-    ] = False,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FOLDER", help="With --measure: where the new result goes.")
-    ] = _RESULTS,
+        str | None, typer.Option(metavar="5%", help="Loss of throughput that passes, as 5% or 0.05.")
+    ] = None,
     keep_batch_size: KeepBatchSize = False,
     json: Json = False,
-    quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Compare two results of one workload, or measure one again.
+    """Compare two results of one workload.
 
     Shows both winners, the ratio of their throughputs with its interval, and what differs in machine and
     versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
 
-    --measure times real training steps in at least three runs. It ends as soon as the 95% interval of the ratio now ÷
-    before decides, or when the time is spent.
-
     \b
-    Exit code of --measure
-      0  held: the whole interval is above 1 − tolerance. Or unclear: the
-         interval is too wide, the device differs, or the workload cannot be
-         built here. --strict ends with 3 then
+    Exit code with --tolerance
+      0  held: the whole interval of the ratio is above 1 − tolerance
       1  fell: the whole interval is below 1 − tolerance
-      2  error: a bad option, or a result that cannot be read, has no
-         confirmed winner or no interval
+      2  error: a bad option, or a result that cannot be read
+      3  unclear: neither, or a run has no winner that ran twice
 
     Examples:
 
     \b
       loadtune compare old/result.json loadtune-results/FakeData-resnet50
       loadtune compare h100 h200 --json
-      loadtune compare baseline --measure --tolerance 10% --time-budget 120
+      loadtune compare baseline loadtune-results --tolerance 10%
     """
     from loadtune.report.compare import compare as compared
     from loadtune.report.compare import view
-    from loadtune.report.store import load_result, run_folder, write_result
+    from loadtune.report.store import load_result
 
-    if (after is None) != measure:
-        todo = "Leave one of the results out, or --measure." if measure else "Name the other one, or add --measure."
-        raise UsageError(f"compare takes two results, or one and --measure. {todo}")
-    stored = load_result(before, to_import=measure)
-    if after is not None:
-        found = compared(stored, load_result(after), keep_batch_size=keep_batch_size)
-        show(view(found), found, json=json)
-        return NO_ANSWER if found.ratio is None else 0
-    allowed, seconds = share_of("--tolerance", tolerance), number_of("--time-budget", float, time_budget, 5)
-    from loadtune.checking import check_baseline  # slow to import, so bad options are told first
-
-    with termination_as_interruption():
-        check = check_baseline(
-            stored,
-            tolerance_fraction=allowed,
-            time_budget_s=seconds,
-            keep_batch_size=keep_batch_size,
-            tell=lambda line: None if quiet else typer.echo(line, err=True),
-        )
-    if check.result is not None:
-        with run_folder(None, out, stored.config.workload.label) as folder:
-            typer.echo(f"Result: {write_result(check.result, folder)}", err=True)
-    record = {"outcome": check.outcome, "reason": check.reason, "comparison": check.comparison}
-    told = f"{check.outcome.capitalize()}. {check.reason}"
-    show([told] if check.comparison is None else [*view(check.comparison), told], record, json=json)
-    return {"held": 0, "fell": NO_ANSWER, "unclear": UNCLEAR if strict else 0}[check.outcome]
+    allowed = None if tolerance is None else share_of("--tolerance", tolerance)
+    both = load_result(before), load_result(after)
+    found = compared(*both, keep_batch_size=keep_batch_size, tolerance_fraction=allowed)
+    show(view(found), found, json=json)
+    if found.outcome is not None:
+        return {"held": 0, "fell": NO_ANSWER, "unclear": UNCLEAR}[found.outcome]
+    return NO_ANSWER if found.ratio is None else 0

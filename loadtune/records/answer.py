@@ -54,10 +54,12 @@ def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, sample
     return share if share <= 1.0 or point.num_timings > 1 else None
 
 
-def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
-    """The best at any batch size, or at the one that the run was given. Raises ResultError where there is none."""
+def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
+    """The best at any batch size, or at the one that the run was given, for use. A UserWarning says why it is not
+    confirmed, where that is so (`doubt_of`). Raises ResultError where there is none."""
     winner = result.best_at_your_batch if keep_batch_size else result.best
     if winner is not None:
+        _warn_of_doubt(result, winner)
         return winner
     if keep_batch_size and result.config.yours.batch_size is None:
         raise ResultError(
@@ -71,15 +73,12 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
     )
 
 
-def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
-    """`chosen_winner`, for use. A UserWarning says why it is not confirmed, where that is so (`doubt_of`)."""
-    winner = chosen_winner(result, keep_batch_size=keep_batch_size)
+def _warn_of_doubt(result: TuningResult, winner: Winner) -> None:
     if (doubt := doubt_of(result, winner)) is not None:
         level = 1
         while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "loadtune":
             level += 1  # the line that called the public function
         warnings.warn(f"The answer of the run of {result.created} is not confirmed: {doubt}", stacklevel=level + 1)
-    return winner
 
 
 def doubt_of(result: TuningResult, winner: Winner) -> str | None:

@@ -5,16 +5,18 @@ It claims no difference that the runs of both sides do not show.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Literal
 
-from loadtune.errors import ResultError
+from loadtune.errors import ResultError, UsageError
 from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.facts import HostFacts
 from loadtune.records.result import TuningResult, Winner
 from loadtune.report.tables import Section, Table, View, confirmed_row
 from loadtune.report.wording import field_text, gain_text
 from loadtune.statistics.interval import Interval, ratio_of
-from loadtune.units import MISSING, bytes_text
+from loadtune.units import MISSING, bytes_text, percent_text
 
+Outcome = Literal["held", "fell", "unclear"]
 Value = str | int | float | bool | None
 
 
@@ -54,6 +56,11 @@ class Comparison:
     """Machine, versions, workload: only what is not the same."""
     notes: tuple[str, ...] = ()
     """What to beware of: whole sentences."""
+    outcome: Outcome | None = None
+    """Of the ratio's whole interval: ``fell``, it is below 1 − tolerance; ``held``, above; ``unclear``, neither, or
+    there is none. None: no tolerance was given."""
+    verdict: str | None = None
+    """That in words."""
 
 
 _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
@@ -65,11 +72,20 @@ _OF_THE_STEP = ("input_shape", "input_dtype", "num_classes", "num_parameters")
 """Of `WorkloadFacts`: what the names of a workload may hide."""
 
 
-def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool = False) -> Comparison:
-    """What changed. ``keep_batch_size`` compares the winners at the users' batch sizes.
+def compare(
+    before: TuningResult,
+    after: TuningResult,
+    *,
+    keep_batch_size: bool = False,
+    tolerance_fraction: float | None = None,
+) -> Comparison:
+    """What changed. ``keep_batch_size`` compares the winners at the users' batch sizes. ``tolerance_fraction``, above 0
+    and below 1: the loss of throughput that passes, for a verdict.
 
-    Raises ResultError where the two trained different things.
+    Raises ResultError where the two trained different things, UsageError for another tolerance.
     """
+    if tolerance_fraction is not None and not 0 < tolerance_fraction < 1:
+        raise UsageError(f"tolerance_fraction is {tolerance_fraction:g}; it must be above 0 and below 1, as in 0.05.")
     known = before.facts is not None and after.facts is not None
     if found := _changes(_trained(before, known), _trained(after, known)):
         listed = "; ".join(f"{change.name}: {change.before} and {change.after}" for change in found)
@@ -81,14 +97,32 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     first, second = (_side(*each) for each in both)
     confirmed = [(result, each) for result, winner in both if (each := finalist_of(result.finalists, winner))]
     means = [each.mean_among(result.finalists) for result, each in confirmed]
+    ratio = ratio_of(means[0], means[1]) if len(means) > 1 else None
+    outcome, verdict = (None, None) if tolerance_fraction is None else _judged(ratio, tolerance_fraction)
     return Comparison(
         workload=before.config.workload.title,
         before=first,
         after=second,
-        ratio=ratio_of(means[0], means[1]) if len(means) > 1 else None,
+        ratio=ratio,
         changes=_changes(_around(before), _around(after)),
         notes=(*_notes("first", *both[0]), *_notes("second", *both[1])),
+        outcome=outcome,
+        verdict=verdict,
     )
+
+
+def _judged(ratio: Interval | None, tolerance_fraction: float) -> tuple[Outcome, str]:
+    tolerance, least = f"{100 * tolerance_fraction:g}%", 1 - tolerance_fraction
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "unclear", "Unclear. The ratio has no interval: one of the runs has no winner that ran twice."
+    if ratio.high < least:
+        value, most, fewest = (percent_text(1 - rate, 1) for rate in (ratio.value, ratio.low, ratio.high))
+        lost = f"lost {value} of the throughput ({fewest} to {most})"
+        return "fell", f"Fell. The second {lost}, more than the tolerance of {tolerance}."
+    if ratio.low > least:
+        return "held", f"Held. The whole interval lies above a loss of {tolerance}."
+    todo = "Run again with a larger --time-budget, or allow a larger --tolerance."
+    return "unclear", f"Unclear. The interval holds the edge of the tolerance of {tolerance}. {todo}"
 
 
 def view(found: Comparison) -> View:
@@ -114,7 +148,7 @@ def view(found: Comparison) -> View:
         f"{found.workload}: {found.before.created} → {found.after.created}",
         winners,
         changes,
-        Section(title="Throughput", lines=(ratio,)),
+        Section(title="Throughput", lines=(ratio, *filter(None, [found.verdict]))),
         Section(title="Notes", lines=(*found.notes, *same)),
     ]
 

@@ -186,14 +186,13 @@ def not_written(path: Path, error: OSError, num_bytes: int = 0, *, resumable: bo
     )
 
 
-def load_result(path: str | os.PathLike[str] | None = None, *, to_import: bool = False) -> TuningResult:
+def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
     """Read a result: of a ``result.json``, a run's folder, or the newest run below a folder.
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
-    `to_import`: the job that it names is imported and run, so a file that another user could have written is refused.
     """
     file = result_files(Path(TuneConfig().out if path is None else path))[-1]
-    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again", to_import=to_import)
+    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
 
 
 def result_files(path: Path) -> list[Path]:

@@ -36,7 +36,7 @@ def test_a_run_of_objects_keeps_labels_and_is_resumed_with_the_same_objects_alon
     assert (kept["dataset"], kept["model"]) == ("Rows", "Linear")
     assert kept["objects"] == ["dataset", "model", "loss"]
     with pytest.raises(ResultError, match="Python objects"):
-        load_result(folder, to_import=True)
+        read_run(folder, to_import=True)
     record = read_run(folder)
     record.ended = False  # as where it is killed just before
     write_run(record, folder)

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import loadtune
-from loadtune.checking import check_baseline
 from loadtune.cli import app, exit_code
 from loadtune.errors import ResultError, WorkloadError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
@@ -231,7 +230,6 @@ def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
     for hand_out in (
         loadtune.best_loader_kwargs,
         loadtune.best_recipe,
-        lambda path: check_baseline(load_result(path)),
         *(lambda path, form=form: loadtune.export(load_result(path), form) for form in FORMS),
     ):
         with pytest.raises(ResultError, match="no confirmed winner"):

@@ -10,6 +10,7 @@ import pytest
 from cli_rig import invoke
 from page_rig import GOLDEN as KEPT
 from page_rig import golden
+from study_rig import measured
 
 from loadtune.report.forms import FORMS
 from loadtune.report.store import load_result, write_result
@@ -59,39 +60,37 @@ def test_a_run_without_a_winner_is_compared_as_far_as_it_goes(slower: Path) -> N
     assert "cut short: interrupted by Ctrl-C" in " ".join(ended.stdout.split())
 
 
-@pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
-def test_another_device_cannot_be_measured(
-    slower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: tuple[str, ...], code: int
+@pytest.mark.parametrize(
+    ("rates", "words", "outcome", "code"),
+    [
+        ((900.0, 1000.0, 1100.0), "5%", "unclear", 3),
+        ((980.0, 1000.0, 1020.0), "20%", "held", 0),
+        ((790.0, 800.0, 810.0), "0.1", "fell", 1),
+        ((800.0,), "10%", "unclear", 3),
+    ],
+)
+def test_the_whole_interval_of_the_ratio_decides_whether_more_than_the_tolerance_was_lost(
+    slower: Path, rates: tuple[float, ...], words: str, outcome: str, code: int
 ) -> None:
-    host = dataclasses.replace(load_result(KEPT).host, gpus=())
-    monkeypatch.setattr("loadtune.checking.read_host", lambda: host)
-    ended = invoke("compare", str(slower), "--measure", "--json", "--out", str(tmp_path / "out"), *strict)
+    kept, before = load_result(slower), slower.parent / "before"
+    before.mkdir()
+    for found, folder in (((980.0, 1000.0, 1020.0), before), (rates, slower.parent)):
+        finalist = dataclasses.replace(kept.finalists[0], runs=tuple(measured(rate) for rate in found))
+        best = dataclasses.replace(kept.best, config=finalist.config)
+        write_result(dataclasses.replace(kept, best=best, finalists=(finalist,)), folder)
+    ended = invoke("compare", str(before), str(slower), "--tolerance", words, "--json")
     found = json.loads(ended.stdout)
-    assert (ended.exit_code, found["outcome"], found["comparison"]) == (code, "unclear", None)
-    assert "measured on NVIDIA H200, and this machine has no GPU" in found["reason"]
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
-    slower: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = load_result(slower)
-    once = tuple(dataclasses.replace(finalist, runs=finalist.runs[:1]) for finalist in kept.finalists)
-    write_result(dataclasses.replace(kept, finalists=once), slower.parent)
-    monkeypatch.setattr("loadtune.checking.read_host", lambda: pytest.fail("it went on to measure"))
-    ended = invoke("compare", str(slower), "--measure")
-    assert (ended.exit_code, ended.stdout) == (2, "")
-    assert "confirmed its answer by one run" in ended.stderr
-    assert "with a --time-budget above 5 min 00 s" in ended.stderr
+    assert (found["outcome"], ended.exit_code) == (outcome, code), found["verdict"]
+    assert invoke("compare", str(before), str(slower), "--tolerance", words).stdout.count(outcome.capitalize()) == 1
 
 
 def test_what_another_user_could_have_written_is_not_imported(slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load_result(slower)
     write_run(Resumable(kept.config, kept.host, kept.device, "0"), slower.parent)
-    for user, mode, *words in ((1234, 0o100644, "run", "--resume"), (os.getuid(), 0o100646, "compare", "--measure")):
+    for user, mode in ((1234, 0o100644), (os.getuid(), 0o100646)):
         about = SimpleNamespace(st_size=9, st_uid=user, st_mode=mode)
         monkeypatch.setattr("os.fstat", lambda at, about=about: about)
-        ended = invoke(*words, str(slower.parent))
+        ended = invoke("run", "--resume", str(slower.parent))
         assert (ended.exit_code, ended.stdout) == (2, "")
         assert "it must belong to you or root, and others may not write it" in " ".join(ended.stderr.split())
     assert load_result(slower) == kept  # which imports nothing
