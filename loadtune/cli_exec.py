@@ -112,7 +112,7 @@ def exec_(
             if out is not None:
                 Path(out).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--out: {error}. Name a folder that can be written.") from None
+            raise UsageError(f"--out is {out} ({error.strerror}). Name a folder that can be written.") from None
         try:
             code = _run_tuned(command, options, None if out is None else Path(out))
         except OSError as error:

@@ -44,7 +44,7 @@ WIDE = 1.1
 """Upper ÷ lower limit of a gain from which on figures before and after are not enough."""
 CLEAR = 1.5
 """Gain that needs no second comparison where the workers' clocks predicted it: it is at most so many times as large as
-predicted, and at least half of that on the logarithm. No load that changes by chance looks like that."""
+predicted, and at least half of that on the logarithm; and no worker had to queue for a core before it."""
 PHASE = 8
 """Blocks of steps, 2 s or more, for which the user's workers deliver once more, and the new ones after them."""
 REST_S = 8.0
@@ -164,6 +164,8 @@ class State:
     """Blocks of steps at the last look that judged."""
     first: Reading | None = None
     """With the user's workers, before the first change."""
+    was_crowded: bool = False
+    """Whether those queued for cores then: a load that ends looks like a gain."""
     phases: tuple[tuple[float, ...], ...] = ()
     """Blocks of the workers that were kept; where they are compared again, of the user's and of the kept ones, too."""
     limit: str | None = None
@@ -325,6 +327,7 @@ def _switch(
         tried=(*state.tried, number),
         seen=0,
         first=reading if now == state.job.own else state.first,
+        was_crowded=_is_crowded(work) if now == state.job.own else state.was_crowded,
     )
     return Action(state=starting, do="switch", num_workers=number)
 
@@ -419,9 +422,12 @@ def told(state: State, reading: Reading, work: Work | None) -> Interval | None:
     is_step_known = first.step_s > 0 < reading.step_s  # else a rank's step, or starting, may keep it from that
     least = max(CLEAR, math.sqrt(foreseen) if is_step_known else 0.0)
     is_foreseen = gain.low >= least and gain.value <= CLEAR * foreseen
-    crowded = work is None or work.queued_s > CROWDED * (work.load_s + work.queued_s)
-    is_narrow = gain.high <= WIDE * gain.low and not crowded and not first.is_rough and not reading.is_rough
-    return gain if is_narrow or is_foreseen else Interval(value=gain.value)
+    is_narrow = gain.high <= WIDE * gain.low and not _is_crowded(work) and not first.is_rough and not reading.is_rough
+    return gain if (is_narrow or is_foreseen) and not state.was_crowded else Interval(value=gain.value)
+
+
+def _is_crowded(work: Work | None) -> bool:
+    return work is None or work.queued_s > CROWDED * (work.load_s + work.queued_s)
 
 
 def _settle(

@@ -7,6 +7,7 @@ share, and without a process group all have. torch is imported by `join` alone.
 
 import json
 import math
+import os
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from loadtune.decide.inflight import ACT, Reading
 from loadtune.decide.ranks import Word, cores_of, differences
-from loadtune.host.cpu import read_affinity, read_num_usable_cores
+from loadtune.host.cpu import read_num_usable_cores
 from loadtune.inflight.environment import equal_share
 from loadtune.inflight.words import say
 from loadtune.model.workers import Work
@@ -35,7 +36,7 @@ class Ranks:
     """This rank among the others. `say` what is new, read `cores`; both only touch memory."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
-        cores = f"{socket.gethostname()} {','.join(map(str, read_affinity()))}"
+        cores = f"{socket.gethostname()} {','.join(map(str, sorted(os.sched_getaffinity(0))))}"
         self.own = Word(rank=rank, cores=cores, num_cores=read_num_usable_cores())
         """What it says next."""
         self.words: dict[int, Word] = {}

@@ -234,6 +234,8 @@ def test_a_change_waits_for_the_next_epoch():
     action = decide(WATCHING, seen, SLEEPS, replace(BOUND, start_cpu_s=1.0))
     assert action.state.is_for_next
     assert action.state.first is seen
+    assert not action.state.was_crowded
+    assert decide(WATCHING, reading(), CROWDED, BOUND).state.was_crowded
     assert not decide(WATCHING, reading(), SLEEPS, BOUND).state.is_for_next
 
 
@@ -299,6 +301,7 @@ def test_a_change_that_waits_is_judged_by_the_epoch_before_it():
     ("state", "seen", "work", "value", "has_limits"),
     [
         (KEPT, reading(**FAST), CROWDED, 10 / 3, True),  # large, and as predicted
+        (replace(KEPT, was_crowded=True), reading(**FAST), SLEEPS, 10 / 3, False),  # a load may have ended
         (replace(SLOW, predicted_s=0.375), reading(4, 0.25, 0.0), CROWDED, 2.0, True),  # as much more, and
         (replace(SLOW, predicted_s=0.5 / 3), reading(4, 0.25, 0.0), CROWDED, 2.0, True),  # as much less as may be
         (replace(KEPT, predicted_s=0.09), reading(**FAST), CROWDED, 10 / 3, False),  # more than predicted

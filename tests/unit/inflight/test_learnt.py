@@ -17,7 +17,7 @@ def test_a_folder_of_what_was_found_is_a_table(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     row = shown.output.splitlines()[-1]
-    for cell in ("Folder at train.py:31", "2 → 12", "2,200 samples/s (3.4×, 3.1 to 3.8)"):
+    for cell in ("Folder at train.py:31", "2 → 12", "2,200 samples/s (3.40×, 3.10 to 3.80)"):
         assert cell in row
     assert len([line for line in shown.output.splitlines() if line.strip()]) == 2
 
