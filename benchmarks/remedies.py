@@ -11,12 +11,13 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 from workloads import SPECS, spec_of
 
 from loadtune.changes import REMEDIES
 from loadtune.options import fixed_of, one_of
-from loadtune.records.config import REMEDY_MODES, TuneConfig, YourSettings
+from loadtune.records.config import RemedyMode, TuneConfig, YourSettings
 from loadtune.records.result import TriedRemedy, TuningResult
 from loadtune.report.wording import settings_text
 from loadtune.statistics.interval import Interval
@@ -44,7 +45,7 @@ def main() -> int:
                 workload=spec_of(name, small=given.small, folder=None),
                 yours=YourSettings(batch_size=given.batch_size, num_workers=given.num_workers),
                 time_budget_s=given.time_budget,
-                remedies=one_of("--remedies", given.remedies, REMEDY_MODES),
+                remedies=one_of("--remedies", given.remedies, get_args(RemedyMode)),
                 fix=fixed_of(given.fix),
                 out=str(given.out or folder),
             )

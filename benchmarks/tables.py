@@ -27,7 +27,7 @@ import msgspec
 from workloads import spec_of
 
 from loadtune.calibration import calibrate, search_space, start
-from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, read_host
 from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
@@ -94,7 +94,7 @@ class Machine:
         self.sensor = Sampler(self.device, lambda: self.training.pid)
         config = TuneConfig(workload=spec, max_batch_size=max_batch_size)
         state = State(config, self.host, self.device, "table")
-        self.run = Run(state, MonotonicClock(), self.training, self.sensor, folder, read_host)
+        self.run = Run(state, time.monotonic, self.training, self.sensor, folder, read_host)
 
     def space(self) -> SearchSpace:
         """Also tells `run` of facts, recipes and memory ceilings."""
@@ -112,7 +112,7 @@ class Machine:
                     yield point
 
     def time(self, config: TrialConfig) -> Measurement | TrialFailure:
-        return self.run.measuring.run_trial(config, Segment(config.loader, SEGMENT_S))
+        return self.run.run_trial(config, Segment(config.loader, SEGMENT_S))
 
 
 def apart(space: SearchSpace, able: list[TrialConfig], count: int) -> list[TrialConfig]:

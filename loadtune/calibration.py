@@ -97,7 +97,7 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
     """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
     config, budget = run.state.config, run.budget
     until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
-    recipes = Recipes(training=run.training, facts=facts, config=config, spare_s=lambda: until_s - budget.clock.now())
+    recipes = Recipes(training=run.training, facts=facts, config=config, spare_s=lambda: until_s - budget.clock())
     recipes.choose()
     if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
         recipes.try_compiled(lambda: budget.left_s)
@@ -122,7 +122,7 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> Memor
         found = probe.verify()
     state.ceilings.append(described(found, facts, state.host, state.device))
     journal.tell(_ceiling_line(found, state.device))
-    ended_s, curve = run.budget.clock.now(), [point]
+    ended_s, curve = run.budget.clock(), [point]
     for report in found.probes:
         if report.fits and report.step_s is not None:
             size, step_s = report.batch_size, report.step_s

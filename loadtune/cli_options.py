@@ -18,8 +18,8 @@ from loadtune.records.config import PANELS
 F = TypeVar("F", bound=Callable[..., int | None])
 
 _META = "help-all"
-_TYPES = re.compile(r" +(<.*>|\[[^\]]*x[<>][^\]]*\])$")
-"""What typer adds to a help text: ``<list[str]>``, ``[x>=1]``."""
+_TYPE = re.compile(" +<.*>$")
+"""What typer adds to an argument's name in help: ``<list[str]>``."""
 NEWEST = ":newest"
 """Stands for the newest run; no folder of a run has a colon in its name."""
 
@@ -49,8 +49,7 @@ def takes(rows: Iterable[Row]) -> Callable[[F], F]:
 
 
 def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
-    given = {row: words[row.name] for row in rows if words.get(row.name) not in (None, [], ())}
-    return {row.name: parsed(row, value) for row, value in given.items()}
+    return {row.name: parsed(row, words[row.name]) for row in rows if words.get(row.name) not in (None, [], ())}
 
 
 def _parameter(row: Row) -> inspect.Parameter:
@@ -99,9 +98,9 @@ class PanelCommand(TyperCommand):
         for parameter in parameters:
             parameter.hidden = bool(self.common) and parameter.name not in self.common and _META not in ctx.meta
             if (record := parameter.get_help_record(ctx)) is not None:
-                name, text = (re.sub(_TYPES, "", words) for words in record)
+                name, text = record
                 usual = PANELS[-1] if parameter.name == "help" else "Options"
-                shown[getattr(parameter, "rich_help_panel", None) or usual].append((name, text))
+                shown[getattr(parameter, "rich_help_panel", None) or usual].append((_TYPE.sub("", name), text))
         for panel, records in shown.items():
             if records:
                 with formatter.section(panel):

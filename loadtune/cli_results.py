@@ -18,7 +18,6 @@ from loadtune.records.config import TuneConfig
 UNCLEAR = 3
 """Exit code of ``compare --tolerance`` where the interval does not tell."""
 _BOARD = "loadtune-board.html"
-_RESULTS = Path(TuneConfig().out)
 
 
 def report(
@@ -71,7 +70,7 @@ def report(
     from loadtune.report.store import load_result, result_files
     from loadtune.report.tables import Table
 
-    results = results or [_RESULTS]
+    results = results or [Path(TuneConfig().out)]
     if live:
         return _serve(results[0], number_of("--port", int, port, 0, 65535))
     if len(results) == 1 and (rows := learnt_rows(results[0])):

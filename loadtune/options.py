@@ -1,26 +1,26 @@
 """The settings of a run, from one table: what was given, parsed, checked and put into a `TuneConfig`.
 
-The table is the fields of `WorkloadSpec`, `YourSettings` and `TuneConfig` with their `Option`. A message names the
-option, what was found, what is allowed and what to do; within `python_names` it names the keyword instead.
+The table is the fields of `WorkloadSpec`, `YourSettings` and `TuneConfig` that say how they are given. A message names
+the option, what was found, what is allowed and what to do; within `python_names` it names the keyword instead.
 """
 
 import math
 import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from loadtune.errors import LoadtuneError, UsageError
 from loadtune.records.config import (
     DIMENSIONS,
-    MEMORY_FORMATS,
     PANELS,
     PRECISIONS,
     Fixed,
+    MemoryFormat,
     OptimizerName,
-    Option,
+    Panel,
     Setting,
     TuneConfig,
     WorkloadSpec,
@@ -34,7 +34,7 @@ W = TypeVar("W", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Option):
+class Row:
     """One setting: how it is given, and the field that holds it."""
 
     owner: type
@@ -44,6 +44,20 @@ class Row(Option):
     kind: type
     """Of the value: int, float, bool, tuple, or str."""
     usual: Any
+    panel: Panel
+    """Where help and docs show it."""
+    help: str
+    """Meaning, unit and range, in a sentence or two."""
+    flags: tuple[str, ...] = ()
+    """On the command line. Empty: the field's name with dashes, without its unit."""
+    value: str | None = None
+    """What stands for its value in help. None: N for numbers, else NAME."""
+    default: str | None = None
+    """In words. None: the field's default says it."""
+    allowed: tuple[str, ...] = ()
+    """Words that it takes. Empty: any."""
+    least: float | None = None
+    most: float | None = None
 
     @property
     def flag(self) -> str:
@@ -63,10 +77,10 @@ def _kind(annotation: Any) -> type:
 
 
 _ROWS = [
-    Row(owner=owner, name=field.name, kind=_kind(field.type), usual=field.default, **asdict(field.metadata["option"]))
+    Row(owner=owner, name=field.name, kind=_kind(field.type), usual=field.default, **field.metadata)
     for owner in (WorkloadSpec, YourSettings, TuneConfig)
     for field in fields(owner)
-    if "option" in field.metadata
+    if field.metadata
 ]
 TABLE = tuple(sorted(_ROWS, key=lambda row: PANELS.index(row.panel)))
 FLAGS = {row.name: row.flag for row in TABLE}
@@ -89,10 +103,9 @@ def parsed(row: Row, words: Any) -> Any:
 
 
 def number_of(flag: str, kind: type, word: str, least: float | None = None, most: float | None = None) -> Any:
-    try:
+    with suppress(ValueError):
         return checked(flag, kind, kind(word), least, most)
-    except ValueError:
-        return checked(flag, kind, word, least, most)
+    return checked(flag, kind, word, least, most)
 
 
 def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
@@ -121,7 +134,7 @@ def fixed_of(words: list[str]) -> tuple[Fixed, ...]:
 
 
 _LEAST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
-_WORDS = {"precision": PRECISIONS, "memory_format": MEMORY_FORMATS}
+_WORDS: dict[str, tuple[str, ...]] = {"precision": PRECISIONS, "memory_format": get_args(MemoryFormat)}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 

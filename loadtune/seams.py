@@ -15,11 +15,8 @@ Watch = Callable[[Window], bool]
 
 Listener = Callable[[Progress], None]
 
-
-class Clock(Protocol):
-    """The machine's monotonic clock, in seconds: the same in every process of the machine."""
-
-    def now(self) -> float: ...
+Clock = Callable[[], float]
+"""``time.monotonic``: seconds that never go back and count alike in every process of the machine."""
 
 
 class Sensor(Protocol):

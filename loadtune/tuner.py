@@ -4,7 +4,9 @@ largest batch alone, without a loader and a study.
 In: a `TuneConfig`. Out: a `TuningResult`, also in the run's folder. Each stage keeps what it found in `State`.
 """
 
+import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -17,7 +19,7 @@ from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
 from loadtune.final.doubts import cached_text, growth_text
-from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, read_host
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.model.answers import bottleneck
 from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
@@ -55,7 +57,7 @@ def tune(
     loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
     step: Callable[[Any], Callable[[Any], Any]] | str | None = None,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
     resume: bool = False,
     **settings: Any,
@@ -90,7 +92,7 @@ def tune(
     parts |= {"loss": loss, "optimizer": optimizer, "step": step}
     with python_names():
         found, objects = asked(parts, settings)
-        return tune_config(found, folder, listener, objects=objects, resume=resume)
+        return tune_config(found, Path(folder) if folder else None, listener, objects=objects, resume=resume)
 
 
 def tune_config(
@@ -124,12 +126,12 @@ def tune_config(
         )
         with training, Sampler(device, lambda: training.pid) as sensor:
             state = State(config, host, device, __version__)
-            run = Run(state, MonotonicClock(), training, sensor, folder, read_host, told)
+            run = Run(state, time.monotonic, training, sensor, folder, read_host, told)
             result = tune_on(run, resume=resume)
     if listener is None:
         lines = [*filter(None, [warning(result)]), f"the result and its report are in {folder}"]
         if result.cut_short is not None and (folder / RUN_FILE).exists():
-            lines.append(f"to continue, add to the same call: folder=Path({str(folder)!r}), resume=True")
+            lines.append(f"to continue, add to the same call: folder={str(folder)!r}, resume=True")
         with suppress(OSError):  # a full disk, or nobody reads it
             sys.stderr.write("".join(f"loadtune: {plain(in_python(line))}\n" for line in lines))
     return result
@@ -139,7 +141,7 @@ def tune_on(run: Run, *, resume: bool = False) -> TuningResult:
     """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
     state, journal, folder = run.state, run.journal, run.journal.folder
     with owned(folder):
-        run.training.finish_by(run.budget.clock.now() + run.budget.left_s)
+        run.training.finish_by(run.budget.clock() + run.budget.left_s)
         if resume:
             restore(run)
         journal.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())

@@ -24,7 +24,7 @@ class FakeClock:
 
     at_s: float = 1000.0
 
-    def now(self) -> float:
+    def __call__(self) -> float:
         return self.at_s
 
     def spend(self, seconds: float) -> None:
@@ -144,7 +144,7 @@ class FakeTraining:
 
     def _spend(self, seconds: float, phase: str) -> None:
         """Raises OutOfTimeError where the time ends meanwhile."""
-        left_s = self.until_s - self.clock.now()
+        left_s = self.until_s - self.clock()
         self.clock.spend(max(0.0, min(seconds, left_s)))
         if left_s <= seconds:
             raise OutOfTimeError("The time budget ended.", phase=phase)
@@ -235,7 +235,7 @@ class FakeTraining:
 
     def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))
-        start = self.clock.now()
+        start = self.clock()
         self._spend(seconds, "training")
         return Window(
             start_s=start,

@@ -40,7 +40,7 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
         final = _final(run, search)
         try:
             for config in final.rounds():
-                outcome = run.measuring.timed(config)
+                outcome = run.timed(config)
                 final.saw(config, outcome)
                 state.confirmed, state.finalists = list(final.verdict.ran), final.verdict.finalists
                 journal.save()
@@ -70,8 +70,7 @@ def _final(run: Run, search: Search) -> Final:
     )
     configs = _contestants(state, budget, search)
     _compile_ahead(run, [config for config in configs if config not in verdict.barred])
-    until_s, answer_by_s = budget.confirm_until_s, budget.answer_until_s
-    return Final(configs, verdict, budget.clock, until_s, answer_by_s, seed=state.config.seed)
+    return Final(configs, verdict, budget.clock, budget.confirm_until_s, budget.answer_until_s, seed=state.config.seed)
 
 
 def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialConfig, ...]:
@@ -86,7 +85,7 @@ def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialCon
     ranked = list(dict.fromkeys(within_ceiling(config) for config in search.ranked() if not config.remedies))
     if len(state.trials) < MIN_TRIALS:  # there was no time for more
         ranked += [config for config in (search.smallest(),) if config is not None]
-    answer_s, spare_s = (until_s - budget.clock.now() for until_s in (budget.answer_until_s, budget.confirm_until_s))
+    answer_s, spare_s = (until_s - budget.clock() for until_s in (budget.answer_until_s, budget.confirm_until_s))
     wanted = list[tuple[TrialConfig | None, float]]()
     if ranked:
         typed = [] if state.yours is None else usual(state.yours, search.space, state.host.num_usable_cores)
@@ -193,7 +192,7 @@ def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoin
     with suppress(LoadtuneError):
         point = run.training.time_compute(config.recipe, config.batch_size, seconds)
         if isinstance(point, ComputePoint):
-            run.measuring.trained.add((config.recipe, config.batch_size))
+            run.trained.add((config.recipe, config.batch_size))
             return point
     return None
 
@@ -201,7 +200,7 @@ def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoin
 def _compile_seconds(run: Run, config: TrialConfig) -> float:
     """Predicted for compiling this batch size now, by the longest that was seen; 0: the training has it, or need not.
     The training of a resumed run has compiled nothing of what was kept."""
-    if not config.recipe.compile or (config.recipe, config.batch_size) in run.measuring.trained:
+    if not config.recipe.compile or (config.recipe, config.batch_size) in run.trained:
         return 0.0
     points = (*run.state.compute_points, *(point for choice in run.state.recipes for point in choice.points))
     return max((point.compile_s or 0.0 for point in points), default=0.0)

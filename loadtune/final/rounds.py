@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.final.winner import LOOKS, Verdict
-from loadtune.records.config import LoaderConfig, Precision, TrialConfig
+from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Attempt
 from loadtune.seams import Clock
@@ -22,13 +22,11 @@ from loadtune.search.space import SearchSpace
 
 def usual(yours: TrialConfig, space: SearchSpace, num_cores: int) -> list[TrialConfig]:
     """As many workers as cores, pinned, in half the bits; or nothing."""
-    halves: tuple[Precision, ...] = ("bf16", "fp16")
-    precision = next((each for each in halves if each in space.recipes), None)
-    if precision is None:
+    recipe = space.recipes.get("bf16") or space.recipes.get("fp16")
+    if recipe is None:
         return []
-    workers = max((number for number in space.num_workers if number <= num_cores), default=0)
-    loader = LoaderConfig(batch_size=yours.batch_size, num_workers=workers, pin_memory=space.pin_memory[-1])
-    return [space.nearest(TrialConfig(loader=loader, recipe=space.recipes[precision]))]
+    loader = LoaderConfig(batch_size=yours.batch_size, num_workers=num_cores, pin_memory=space.pin_memory[-1])
+    return [space.nearest(TrialConfig(loader=loader, recipe=recipe))]
 
 
 def pick_finalists(
@@ -112,7 +110,7 @@ class Final:
         first = before.needed(turn)
         if number == 0:
             return sorted(turn, key=lambda config: config not in first)
-        alone, left_s = [config for config in turn if config in first], max(0.0, end_s - self.clock.now())
+        alone, left_s = [config for config in turn if config in first], max(0.0, end_s - self.clock())
         lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in (turn, alone))
         return next((who for who, seconds in lasting if seconds <= left_s), [])
 
@@ -122,7 +120,7 @@ class Final:
         waiting = [config for config in turn if num_ran[config] == number]
         waiting.sort(key=lambda config: last.get(config) is not None)
         for config in waiting:  # whoever fails is appended
-            begun_s, longest_s = self.clock.now(), max(self._took_s.values(), default=0.0)
+            begun_s, longest_s = self.clock(), max(self._took_s.values(), default=0.0)
             may_skip = last.get(config) if number else config not in self.verdict.needed(self.configs)
             if may_skip and begun_s + longest_s > end_s:
                 continue
@@ -130,7 +128,7 @@ class Final:
             ran = self.verdict.ran[-1]
             last[config] = ran.failure
             # A segment that was repeated took longer than the next will.
-            self._took_s[config] = ran.measurement.seconds if ran.measurement else self.clock.now() - begun_s
+            self._took_s[config] = ran.measurement.seconds if ran.measurement else self.clock() - begun_s
             if ran.failure is not None and config not in self.verdict.barred:
                 waiting.append(config)
 

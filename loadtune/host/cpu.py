@@ -9,24 +9,20 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from loadtune.host.cgroup import parse_counters, read_cpu_quota, read_group_folders, read_text
-from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Count, Look, Probe
+from loadtune.host.sensing import Count, Look, Probe
 
 
 def read_num_usable_cores(system: Path = Path("/")) -> int:
     """Least of affinity and cgroup quota, at least 1. A quota is rounded up: with 1.5 cores' worth, one process would
     leave a third of it unused."""
-    quota, num_allowed = read_cpu_quota(system), len(read_affinity())
+    quota, num_allowed = read_cpu_quota(system), len(os.sched_getaffinity(0))
     return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota.cores)))
-
-
-def read_affinity() -> tuple[int, ...]:
-    """Numbers of the cores this process may be scheduled on."""
-    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def read_cpu_name(system: Path = Path("/")) -> str | None:
@@ -37,7 +33,7 @@ def read_cpu_name(system: Path = Path("/")) -> str | None:
 
 def cpu_use(system: Path = Path("/")) -> Probe:
     """CPU time of the usable cores, by the counter that fits this machine, and this process's own part in it."""
-    quota, cores = read_cpu_quota(system), read_affinity()
+    quota, cores = read_cpu_quota(system), os.sched_getaffinity(0)
     busy_s, num_cores = partial(cores_used_s, cores, system), float(read_num_usable_cores(system))
     if quota is not None:
         # v1: mounted apart from cpu, the account is in the group of the same name.
@@ -47,7 +43,7 @@ def cpu_use(system: Path = Path("/")) -> Probe:
                 _group_used_s(folder)
                 busy_s, num_cores = partial(_group_used_s, folder), min(quota.cores, len(cores))
                 break
-    figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
+    figures = ("cpu_utilization_fraction", "busy_cpu_cores", "watching_cpu_cores")
 
     def look() -> Look:
         used_s = busy_s()
@@ -56,7 +52,7 @@ def cpu_use(system: Path = Path("/")) -> Probe:
     return Probe(figures, look)
 
 
-def cores_used_s(cores: tuple[int, ...], system: Path = Path("/")) -> float:
+def cores_used_s(cores: Iterable[int], system: Path = Path("/")) -> float:
     """Busy seconds of these cores, whoever uses them."""
     lines = [line.split() for line in read_text(system / "proc/stat").splitlines() if line.startswith("cpu")]
     # All but idling and waiting for I/O. guest is left out: the kernel counts it under user already.

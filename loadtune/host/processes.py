@@ -1,19 +1,17 @@
-"""What the training process and everything it started use, by role: CPU time as cores, memory, reads.
+"""What the training process, its workers and everything else it started use: CPU time as cores, memory, reads.
 
 In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: probes and a guard. While a
 request runs, the guard says when to end a training process that takes all RAM. The kernel might kill another one.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from loadtune.host.cgroup import field_bytes
 from loadtune.host.memory import Ram, read_ram
 from loadtune.host.sensing import Count, Look
-
-Role = Literal["main", "worker", "other"]
 
 WORKER_NAME = "pt_data_worker"
 """PyTorch gives this name to a worker's main thread, however it was started, and that is the process's name."""
@@ -31,37 +29,44 @@ class Used(NamedTuple):
 
 
 class ProcessTree:
-    """CPU cores and resident memory of the training process and its workers.
+    """CPU cores, resident memory and reads of the training process and its workers.
 
     Processes that come and go between two looks, such as the decoder that a dataset starts for each sample, are seldom
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
     """
 
     figures = ("training_cpu_cores", "training_rss_bytes", "workers_cpu_cores", "workers_own_bytes")
+    read_figures = ("disk_read_bytes_per_s", "file_read_bytes_per_s")
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
         self._root: Any = None
-        self._followed: list[tuple[Any, Role]] = []
+        """The training process, of psutil, as all processes here."""
+        self._followed: list[Any] = []
+        self._found_workers: list[Any] = []
         self._last: dict[Any, Used] = {}
         """What each had used at the last look."""
         self._training_s = self._workers_s = 0.0
         """CPU time since this root was first seen."""
         self._owed_s = 0.0
         """CPU time of processes that were gone at the last look, and that no parent's account had yet."""
+        self._fetched = 0
+        """Bytes from storage, of this root and all it started."""
 
     @property
     def processes(self) -> list[Any]:
-        """psutil's, as of the last look."""
+        """As of the last look."""
         return list(self._last)
 
-    def of(self, role: Role) -> list[Any]:
-        """psutil's, of this role, as of the last look."""
-        return [process for process, its in self._followed if its == role and process in self._last]
+    @property
+    def workers(self) -> list[Any]:
+        """As of the last look."""
+        return [process for process in self._found_workers if process in self._last]
 
     def search(self) -> Look:
         """Look for new workers: that reads every process of the machine, 2 ms at 90 of them."""
-        self._followed = roles(_tree(self._root))
+        self._followed = _tree(self._root)
+        self._found_workers = [process for process in self._followed[1:] if is_worker(process)]
         return {}
 
     def look(self) -> Look:
@@ -69,19 +74,21 @@ class ProcessTree:
         if self._root is None or self._root.pid != pid:
             self._root = None if pid is None else _process(pid)
             self._last, self._training_s, self._workers_s, self._owed_s = {}, 0.0, 0.0, 0.0
+            self._fetched = 0
             self.search()
-        last, used = self._last, {process: _used(process) for process, _ in self._followed}  # parents first
+        last, used = self._last, {process: _used(process) for process in self._followed}  # parents first
         self._last = {process: use for process, use in used.items() if use is not None}
         if not self._last:
             return dict.fromkeys(self.figures)
         if last:
             self._count(last)
-        workers = self.of("worker")
+        workers = self.workers
         held = [self._last[process].own_bytes for process in workers]
+        # torch.compile's own processes stay after the compiling, and are no part of what training needs.
+        resident = [self._last[process].rss_bytes for process in (self._root, *workers) if process in self._last]
         return {
             "training_cpu_cores": Count(self._training_s),
-            # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "training_rss_bytes": sum(self._last[process].rss_bytes for process in (*self.of("main"), *workers)),
+            "training_rss_bytes": sum(resident),
             "workers_cpu_cores": Count(self._workers_s) if workers else None,
             "workers_own_bytes": sum(held) or None if all(held) else None,  # one that is ending holds nothing
         }
@@ -92,18 +99,36 @@ class ProcessTree:
         brief_s = _accounts_s(self._last) - _accounts_s(last) - sum(own_s.values()) - self._owed_s
         self._owed_s = max(0.0, -brief_s) if last.keys() - self._last.keys() else 0.0
         self._training_s += sum(own_s.values()) + max(0.0, brief_s)
-        self._workers_s += sum(own_s.get(process, 0.0) for process in self.of("worker"))
+        self._workers_s += sum(own_s.get(process, 0.0) for process in self.workers)
+
+    def look_at_reads(self) -> Look:
+        """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
+
+        As a process ends, the kernel adds its account to its parent's. Between the end and the parent's notice of it
+        the sum dips, and its highest is taken. What was read from files is the workers' alone: a training process that
+        had workers has also read what they read.
+        """
+        counts = {process: counted for process in self._last if (counted := _asked(process.io_counters)) is not None}
+        if not self._last:
+            return dict.fromkeys(self.read_figures)
+        if not counts:
+            raise OSError("the kernel does not tell what a process reads")
+        self._fetched = max(self._fetched, sum(counted.read_bytes for counted in counts.values()))
+        loading = [process for process in self.workers or [self._root] if process in counts]
+        read = sum(counts[process].read_chars for process in loading)
+        return {
+            "disk_read_bytes_per_s": Count(self._fetched, self._root),
+            "file_read_bytes_per_s": Count(read, loading),
+        }
 
 
 def _accounts_s(used: Mapping[Any, Used]) -> float:
     return sum(use.cpu_s + use.waited_s for use in used.values())
 
 
-def roles(tree: Sequence[Any]) -> list[tuple[Any, Role]]:
-    """The root, then all that it started, parents first."""
-    started = [(process, _asked(process.name)) for process in tree[1:]]
-    main: list[tuple[Any, Role]] = [(process, "main") for process in tree[:1]]
-    return [*main, *((process, "worker" if name == WORKER_NAME else "other") for process, name in started)]
+def is_worker(process: Any) -> bool:
+    """Whether this process, which the training process started, loads samples."""
+    return bool(_asked(process.name) == WORKER_NAME)
 
 
 def _process(pid: int) -> Any:
@@ -113,7 +138,7 @@ def _process(pid: int) -> Any:
 
 
 def _tree(root: Any) -> list[Any]:
-    """The process and all it started, itself first."""
+    """The process and all it started, parents first."""
     return [] if root is None else [root, *(_asked(lambda: root.children(recursive=True)) or ())]
 
 
@@ -134,41 +159,6 @@ def _asked(question: Callable[[], Any]) -> Any:
         return question()
     except (psutil.Error, OSError):
         return None
-
-
-class Reads:
-    """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
-
-    As a process ends, the kernel adds its account to its parent's. Between the end and the parent's notice of it the
-    sum dips, and its highest is taken. What was read from files is the workers' alone: a training process that had
-    workers has also read what they read. Where others load than at the last look, nothing is known.
-    """
-
-    figures = ("disk_read_bytes_per_s", "file_read_bytes_per_s")
-
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
-        self._root: Any = None
-        self._fetched = 0
-        self._loading: list[Any] | None = None
-
-    def look(self) -> Look:
-        processes = self._tree.processes
-        counts = {process: counted for process in processes if (counted := _asked(process.io_counters)) is not None}
-        if processes and not counts:
-            raise OSError("the kernel does not tell what a process reads")
-        before, self._root = self._root, processes[0] if processes else None
-        if self._root is None or before not in (None, self._root):
-            self._fetched, self._loading = 0, None
-            return dict.fromkeys(self.figures)
-        self._fetched = max(self._fetched, sum(counted.read_bytes for counted in counts.values()))
-        loading = [process for process in self._tree.of("worker") or self._tree.of("main") if process in counts]
-        is_same, self._loading = self._loading in (None, loading), loading
-        read = sum(counts[process].read_chars for process in loading)
-        return {
-            "disk_read_bytes_per_s": Count(self._fetched),
-            "file_read_bytes_per_s": Count(read) if is_same else None,
-        }
 
 
 def anonymous_bytes(pid: int) -> int | None:

@@ -10,6 +10,8 @@ class Count(NamedTuple):
     """A counter that only grows. Its figure is the growth per second."""
 
     total: float
+    of: Any = None
+    """Who is counted: growth is known between two counts of the same."""
 
 
 Look = Mapping[str, Any]
@@ -28,7 +30,3 @@ class Probe:
     due_s: float = 0.0
     costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
-
-
-BUSY_CORES, OWN_CORES = "busy_cpu_cores", "own_cpu_cores"
-"""Cores that are busy with whatever it is, and with this process, which watches."""

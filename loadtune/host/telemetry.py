@@ -20,8 +20,8 @@ from typing import Any, Self
 from loadtune.host.cpu import cpu_use
 from loadtune.host.gpu import Gpm, GpuOthers, gpu_use
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.processes import ProcessTree, Reads
-from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Count, Look, Probe
+from loadtune.host.processes import ProcessTree
+from loadtune.host.sensing import Count, Look, Probe
 from loadtune.records.facts import Device
 from loadtune.records.telemetry import Telemetry, Timeline
 
@@ -40,16 +40,15 @@ class Track:
 
     def __init__(self) -> None:
         self.at_s, self.values = deque[float](maxlen=_KEPT), deque[Any](maxlen=_KEPT)
-        self._total: float | None = None
+        self._last: Count | None = None
 
     def add(self, at_s: float, value: Any, most: float = math.inf) -> None:
         """A `Count` has to be seen by two readings in a row."""
-        before, self._total = self._total, None
+        before, self._last = self._last, value if isinstance(value, Count) else None
         if isinstance(value, Count):
-            self._total = value.total
             seconds = at_s - self.at_s[-1] if self.at_s else 0.0
             # One that starts again, such as a driver's that is loaded anew, tells nothing of the time between.
-            grown = None if before is None else value.total - before
+            grown = None if before is None or before.of != value.of else value.total - before.total
             value = None if grown is None or grown < 0 or seconds <= 0 else grown / seconds
         self.at_s.append(at_s)
         self.values.append(None if value is None else min(most, value))
@@ -77,7 +76,6 @@ class Record:
 
     def __init__(self) -> None:
         self._tracks = defaultdict[str, Track](Track)
-        self._read_s = deque[float](maxlen=_KEPT)
         self._missing: dict[str, str] = {}
         """Why a figure could not be had at some time."""
 
@@ -89,19 +87,16 @@ class Record:
             # Counters tick in 10 ms, and a quota may be overdrawn for a moment: a little over 1 is no news.
             self._tracks[figure].add(at_s, value, 1.0 if figure.endswith("_fraction") else math.inf)
 
-    def end_reading(self, at_s: float) -> None:
-        """All probes that were due have looked."""
-        self._read_s.append(at_s)
-
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened between two moments. None: no reading was taken."""
-        num_readings = sum(start_s <= at_s <= end_s for at_s in self._read_s)
+        counts = (sum(start_s <= at_s <= end_s for at_s in track.at_s) for track in self._tracks.values())
+        num_readings = max(counts, default=0)
         if num_readings == 0:
             return None
         found: dict[str, Any] = {figure: track.means((start_s, end_s))[0] for figure, track in self._tracks.items()}
         if track := self._tracks.get("training_rss_bytes"):
             found["training_rss_bytes"] = track.peak(start_s, end_s)
-        busy, own, training = (found.get(each) for each in (BUSY_CORES, OWN_CORES, "training_cpu_cores"))
+        busy, own, training = (found.get(f"{each}_cpu_cores") for each in ("busy", "watching", "training"))
         if busy is not None and own is not None and training is not None:
             # Counters of processes and of cores tick apart, so the difference may be a little below 0.
             found["others_cpu_cores"] = max(0.0, busy - training - own)
@@ -141,9 +136,8 @@ LONGEST_PAUSE_S = 2.0
 def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Probe, ...]:
     """Without a GPU its figures have no probes, and NVML is never opened."""
     tree = ProcessTree(pid)
-    reads = Reads(tree)
-    looks = Probe(tree.figures, tree.look)
-    probes = (cpu_use(), Probe((), tree.search, 6), looks, Probe(reads.figures, reads.look, 5))
+    looks, reads = Probe(tree.figures, tree.look), Probe(tree.read_figures, tree.look_at_reads, 5)
+    probes = (cpu_use(), Probe((), tree.search, 6), looks, reads)
     if device.uuid is None:
         return probes
     gpu = NvmlDevice(device.uuid, nvml)
@@ -161,13 +155,6 @@ INTERVAL_S = 0.08
 
 _TRIED_S = 0.25
 """Between the two looks that tell what can be had: performance counters want 0.1 s between them."""
-
-
-class MonotonicClock:
-    """The real clock behind `seams.Clock`: seconds that never go back and count alike in every process."""
-
-    def now(self) -> float:
-        return time.monotonic()
 
 
 class Sampler:
@@ -213,8 +200,6 @@ class Sampler:
                 # A little less than whole readings, so that one which is late by a moment does not cost another.
                 pause_s = max((probe.every - 0.5) * self._interval_s, median(probe.costs_s) / CPU_SHARE)
                 probe.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
-        with self._lock:
-            self._seen.end_reading(self._now())
 
     def _look(self, probe: Probe) -> None:
         """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""

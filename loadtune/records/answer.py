@@ -59,7 +59,11 @@ def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
     confirmed, where that is so (`doubt_of`). Raises ResultError where there is none."""
     winner = result.best_at_your_batch if keep_batch_size else result.best
     if winner is not None:
-        _warn_of_doubt(result, winner)
+        if (doubt := doubt_of(result, winner)) is not None:
+            level = 1
+            while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "loadtune":
+                level += 1  # the line that called the public function
+            warnings.warn(f"The answer of the run of {result.created} is not confirmed: {doubt}", stacklevel=level + 1)
         return winner
     if keep_batch_size and result.config.yours.batch_size is None:
         raise ResultError(
@@ -71,14 +75,6 @@ def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
         f"The run of {result.created} has no confirmed winner{why}. Name another result, or run `loadtune run` again;"
         " --resume continues a run that was cut short."
     )
-
-
-def _warn_of_doubt(result: TuningResult, winner: Winner) -> None:
-    if (doubt := doubt_of(result, winner)) is not None:
-        level = 1
-        while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "loadtune":
-            level += 1  # the line that called the public function
-        warnings.warn(f"The answer of the run of {result.created} is not confirmed: {doubt}", stacklevel=level + 1)
 
 
 def doubt_of(result: TuningResult, winner: Winner) -> str | None:

@@ -16,7 +16,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 """Those that can be chosen."""
 
 MemoryFormat = Literal["contiguous", "channels_last"]
-MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
 OptionalDimension = Literal["compile"]
 """Searched where ``--tune`` names it; else PyTorch's default holds. Decided with the recipe, once per precision."""
@@ -61,11 +60,6 @@ class LoaderConfig:
     in_order: bool = True
     """Deliver batches in the order of the sampler. False: as they are finished, so none waits for a slow one, and the
     order differs from run to run. Without meaning at 0 workers."""
-
-    @property
-    def keeps_workers(self) -> bool:
-        """Whether no epoch begins with a start of workers: they outlive epochs, or there are none."""
-        return self.num_workers == 0 or self.persistent_workers
 
     @property
     def num_prefetched(self) -> int:
@@ -117,7 +111,6 @@ class TrialConfig:
 
 RemedyMode = Literal["none", "auto", "all"]
 """Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
-REMEDY_MODES: tuple[RemedyMode, ...] = get_args(RemedyMode)
 
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -127,29 +120,9 @@ Panel = Literal["What to train", "What you use now", "Limits", "What is searched
 PANELS: tuple[Panel, ...] = get_args(Panel)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """How a setting is given."""
-
-    panel: Panel
-    """Where help and docs show it."""
-    help: str
-    """Meaning, unit and range, in a sentence or two."""
-    flags: tuple[str, ...] = ()
-    """On the command line. Empty: the field's name with dashes, without its unit."""
-    value: str | None = None
-    """What stands for its value in help. None: N for numbers, else NAME."""
-    default: str | None = None
-    """In words. None: the field's default says it."""
-    allowed: tuple[str, ...] = ()
-    """Words that it takes. Empty: any."""
-    least: float | None = None
-    most: float | None = None
-
-
 def _option(panel: Panel, help: str, usual: Any = None, **described: Any) -> Any:
-    """A field with this default, which an `Option` gives."""
-    return field(default=usual, metadata={"option": Option(panel=panel, help=help, **described)})
+    """A field with this default, described as a `Row` of the table of options is."""
+    return field(default=usual, metadata={"panel": panel, "help": help, **described})
 
 
 _train, _now, _limit, _search, _output = (partial(_option, panel) for panel in PANELS)
@@ -283,7 +256,7 @@ class TuneConfig:
     remedies: RemedyMode = _search(
         "Changes of your code to try: those that are expected to gain 3% or more, or all that apply.",
         "auto",
-        allowed=REMEDY_MODES,
+        allowed=get_args(RemedyMode),
     )
     # The largest that NumPy takes, which Optuna's samplers share.
     seed: int = _search("Seed of the data order and of the order of measurements.", 0, least=0, most=2**32 - 1)

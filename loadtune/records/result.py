@@ -212,26 +212,16 @@ class Finalist:
     unconfirmed: Unconfirmed | None = None
     """Why it is never the answer. None: nothing rules it out."""
 
-    @property
-    def seen(self) -> tuple[Measurement, ...]:
-        """All its runs, that of the search too: what the spread between runs is estimated from."""
-        return self.runs if self.tried is None else (*self.runs, self.tried)
-
     def mean_among(self, finalists: "Sequence[Finalist]") -> Mean:
-        """Of its rate; the spread is pooled over these finalists."""
-        among = [[run.samples_per_s for run in each.seen] for each in finalists]
+        """Of its rate; the spread is pooled over all runs of these finalists, those of the search too."""
+        seen = [each.runs if each.tried is None else (*each.runs, each.tried) for each in finalists]
+        among = [[run.samples_per_s for run in own] for own in seen]
         return mean_of([run.samples_per_s for run in self.runs], among)
 
     @property
     def samples_per_s(self) -> float:
         """Mean over runs of each run's throughput."""
         return sum(run.samples_per_s for run in self.runs) / len(self.runs)
-
-    @property
-    def epoch_s(self) -> float | None:
-        """Mean over runs of the seconds of an epoch, the start of its workers included. None: its length is unknown."""
-        known = [run.epoch_s for run in self.runs if run.epoch_s is not None]
-        return sum(known) / len(known) if known else None
 
     @property
     def score(self) -> float:

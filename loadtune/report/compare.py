@@ -94,15 +94,14 @@ def compare(
             " be compared. Name two results of the same dataset, model, image size, classes and optimizer."
         )
     both = [(result, result.best_at_your_batch if keep_batch_size else result.best) for result in (before, after)]
-    first, second = (_side(*each) for each in both)
     confirmed = [(result, each) for result, winner in both if (each := finalist_of(result.finalists, winner))]
     means = [each.mean_among(result.finalists) for result, each in confirmed]
     ratio = ratio_of(means[0], means[1]) if len(means) > 1 else None
     outcome, verdict = (None, None) if tolerance_fraction is None else _judged(ratio, tolerance_fraction)
     return Comparison(
         workload=before.config.workload.title,
-        before=first,
-        after=second,
+        before=_side(*both[0]),
+        after=_side(*both[1]),
         ratio=ratio,
         changes=_changes(_around(before), _around(after)),
         notes=(*_notes("first", *both[0]), *_notes("second", *both[1])),

@@ -64,8 +64,10 @@ View = Sequence[str | Table | Section]
 """What a command prints: a title, tables, then what is said of them."""
 
 
-def number(value: float | None, shown: Callable[[Any], str] = str) -> Cell:
-    return Cell(MISSING) if value is None else Cell(shown(value), value)
+def number(found: float | Interval | None, shown: Callable[[Any], str] = str) -> Cell:
+    if found is None:
+        return Cell(MISSING)
+    return Cell(shown(found), found.value if isinstance(found, Interval) else found)
 
 
 def best_and_baseline(result: TuningResult) -> Table | None:
@@ -97,14 +99,13 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
         return row | {"samples/s (95% CI)": Cell("not measured")}
     runs = finalist.runs
     row["runs"] = number(len(runs))
-    row["samples/s (95% CI)"] = interval_cell(finalist.throughput)
-    row["speed-up (99% CI)"] = Cell(gain_text(winner.speedup) if winner and winner.speedup else MISSING)
+    row["samples/s (95% CI)"] = number(finalist.throughput, interval_text)
+    row["speed-up (99% CI)"] = number(winner.speedup if winner else None, gain_text)
     tokens = sample_tokens([window for run in runs for window in run.windows])
     if tokens is not None:  # padding included: samples of larger batches are padded to more
         row["tokens/s"] = number(finalist.samples_per_s * tokens, number_text)
-    if finalist.epoch_s is not None:
-        samples = next(run.epoch_samples for run in runs if run.epoch_samples)
-        row[f"epoch of {number_text(samples)} samples"] = number(finalist.epoch_s, seconds_text)
+    if epochs_s := [run.epoch_s for run in runs if run.epoch_s is not None]:  # with the start of their workers
+        row[f"epoch of {number_text(runs[0].epoch_samples)} samples"] = number(fmean(epochs_s), seconds_text)
     share = compute_fraction(result.compute_points, config, finalist.samples_per_s)
     row["share of compute-only"] = number(share if winner is None else winner.compute_fraction, percent_text)
     found = result.bottleneck
@@ -124,7 +125,7 @@ def trial_table(result: TuningResult) -> list[SortedRow]:
             "trial": number(trial.number),
             "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
             **_settings(result, trial.config),
-            "samples/s": interval_cell(run.throughput if run else None),
+            "samples/s": number(run.throughput if run else None, interval_text),
             **_measured(result, trial.config, [run] if run else []),
             "outcome": Cell(outcome),
         }
@@ -180,10 +181,6 @@ def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
     if device_kind != "cpu":
         return measurement.peak_allocated_bytes
     return None if measurement.telemetry is None else measurement.telemetry.training_rss_bytes
-
-
-def interval_cell(found: Interval | None) -> Cell:
-    return Cell(MISSING) if found is None else Cell(interval_text(found), found.value)
 
 
 def table_text(shown: Table) -> "RenderableType":

@@ -35,11 +35,11 @@ class Budget:
     @property
     def left_s(self) -> float:
         """Below 0 it is overdrawn."""
-        return self.began_s + self.total_s - self.clock.now()
+        return self.began_s + self.total_s - self.clock()
 
     def until(self, share: float) -> float:
         """The moment at which this share of the time now left is spent."""
-        return self.clock.now() + share * max(0.0, self.left_s)
+        return self.clock() + share * max(0.0, self.left_s)
 
     @property
     def spare_s(self) -> float:
@@ -57,7 +57,7 @@ class Budget:
     @property
     def confirm_until_s(self) -> float:
         """No run of the final is repeated that would end later."""
-        return min(self.answer_until_s, self.clock.now() + FINAL_SHARE * self.total_s)
+        return min(self.answer_until_s, self.clock() + FINAL_SHARE * self.total_s)
 
     @property
     def answer_until_s(self) -> float:
@@ -69,4 +69,4 @@ class Budget:
         if stage not in PLAN:
             return None
         stage_s, later_s = (share * self.total_s for share in PLAN[stage])
-        return min(max(0.0, begun_s + stage_s - self.clock.now()) + later_s, max(0.0, self.left_s))
+        return min(max(0.0, begun_s + stage_s - self.clock()) + later_s, max(0.0, self.left_s))

@@ -34,12 +34,12 @@ class Journal:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Name and time a part of the run, also when it is cut short."""
-        self.stage_name, self.stage_began_s = name, self.budget.clock.now()
+        self.stage_name, self.stage_began_s = name, self.budget.clock()
         self.tell()
         try:
             yield
         finally:
-            took_s = self.budget.clock.now() - self.stage_began_s
+            took_s = self.budget.clock() - self.stage_began_s
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + took_s
             self.running = None
 
@@ -94,4 +94,4 @@ class Journal:
         own: dict[str, Any] = {name: getattr(self.state, name) for name in names}
         own |= {"ceilings": tuple(self.state.ceilings), "trials": tuple(self.state.trials), "notes": tuple(self.notes)}
         own |= {"loadtune_version": self.state.version, "stage_seconds": dict(self.stage_seconds)}
-        return TuningResult(seconds=self.budget.clock.now() - self.budget.began_s, **own)
+        return TuningResult(seconds=self.budget.clock() - self.budget.began_s, **own)

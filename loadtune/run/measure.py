@@ -1,9 +1,10 @@
-"""One segment of training under one configuration: what of it counts, how long it may take, how it is timed on the
-training, and what other processes did meanwhile."""
+"""A run, as its stages have it, and one segment of training under one configuration: what of it counts, how long it may
+take, how it is timed on the training, and what other processes did meanwhile."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,14 @@ from numpy.typing import NDArray
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
+from loadtune.run.budget import Budget
 from loadtune.run.journal import Journal
-from loadtune.seams import Sensor, Training
+from loadtune.run.state import State
+from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.statistics.rate import samples_per_s
 from loadtune.units import counted, percent_text, rate_text, seconds_text
 
@@ -116,17 +120,28 @@ def expected_seconds(
 # On a training
 
 
-@dataclass(slots=True)
-class Measuring:
-    """Times configurations, one after another, on one training."""
+class Run:
+    """What a stage works with. The time budget is counted from now on."""
 
-    training: Training
-    sensor: Sensor
-    journal: Journal
-    trained: set[tuple[Recipe, int]] = field(default_factory=set)
-    """Recipes and batch sizes that this training was timed with: it need not compile them."""
-    _disturbed_repeats: int = 0
-    """How many of the latest repeats in a row were disturbed by other processes too."""
+    def __init__(
+        self,
+        state: State,
+        clock: Clock,
+        training: Training,
+        sensor: Sensor,
+        folder: Path,
+        host_now: Callable[[], HostFacts],
+        listener: Listener | None = None,
+    ) -> None:
+        """``host_now`` reads the machine anew: its memory changes while a run goes on."""
+        self.state, self.training, self.host_now = state, training, host_now
+        self.budget = Budget(clock, state.config.time_budget_s, clock(), len(state.config.tune))
+        self.journal = Journal(state, self.budget, folder, listener)
+        self.trained: set[tuple[Recipe, int]] = set()
+        """Recipes and batch sizes that this training was timed with: it need not compile them."""
+        self._sensor = sensor
+        self._disturbed_repeats = 0
+        """How many of the latest repeats in a row were disturbed by other processes too."""
 
     def timed(self, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
         """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
@@ -134,18 +149,17 @@ class Measuring:
         A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
         fails the first one does, unless the loss was not finite."""
         first = self._timed_once(config, limit_s)
-        host, budget = self.journal.state.host, self.journal.budget
-        before, name = taken_by_others(first, host)
+        before, name = taken_by_others(first, self.state.host)
         if before < DISTURBED or not isinstance(first, Measurement):
             return first
-        if self._disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * budget.left_s:
+        if self._disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * self.budget.left_s:
             return first
         used = f"Other processes used {percent_text(before)} of the {name} during this measurement."
         self.journal.tell(f"{used} It is repeated.")
         again = self._timed_once(config, limit_s)
         if isinstance(again, TrialFailure) and is_barred([again]):
             return again
-        after = taken_by_others(again, host)[0] if isinstance(again, Measurement) else before
+        after = taken_by_others(again, self.state.host)[0] if isinstance(again, Measurement) else before
         self._disturbed_repeats = 0 if after < DISTURBED else self._disturbed_repeats + 1
         quieter = again if isinstance(again, Measurement) and after < before else first
         return replace(quieter, repeated=True)
@@ -153,7 +167,7 @@ class Measuring:
     def _timed_once(self, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
         self.journal.running = config
         self.journal.tell()
-        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.journal.budget.total_s))
+        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
         try:
             outcome = self.run_trial(config, Segment(config.loader, max_s, limit_s))
         except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
@@ -166,8 +180,8 @@ class Measuring:
 
     def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
         """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
-        clock = self.journal.budget.clock
-        started = clock.now()
+        clock, facts = self.budget.clock, self.state.facts
+        started = clock()
 
         def watch(window: Window) -> bool:
             self.journal.tell(rate=window.num_samples / window.seconds)
@@ -180,20 +194,21 @@ class Measuring:
             return non_finite_loss(config.precision, ran.windows, phase="training")
         if segment.gave_up:
             steps = counted(sum(window.num_steps for window in ran.windows), "step")
-            message = f"it trained {steps} in {seconds_text(clock.now() - started)}"
+            message = f"it trained {steps} in {seconds_text(clock() - started)}"
             return TrialFailure(kind="too_slow", phase="training", message=message)
         if not segment.kept or samples_per_s(segment.kept) <= 0:
             message = "the run ended before there was a rate to measure"
             return TrialFailure(kind="crash", phase="training", message=message)
-        start_s, end_s, facts = segment.kept[0].start_s, segment.kept[-1].end_s, self.journal.state.facts
+        start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
+        starts_workers = config.loader.num_workers > 0 and not config.loader.persistent_workers  # with every epoch
         return Measurement(
             windows=tuple(segment.kept),
             first_batch_s=ran.first_batch_s,
-            seconds=clock.now() - started,
+            seconds=clock() - started,
             peak_allocated_bytes=ran.peak_allocated_bytes,
-            telemetry=self.journal.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s)),
+            telemetry=self.journal.aside("Telemetry is missing", lambda: self._sensor.between(start_s, end_s)),
             noisy=not segment.settled,
-            restart_s=0.0 if config.loader.keeps_workers else max(ran.ready_s, ran.first_batch_s - ran.batch_s),
+            restart_s=max(ran.ready_s, ran.first_batch_s - ran.batch_s) if starts_workers else 0.0,
             refill_s=ran.batch_s,
             epoch_samples=facts.dataset_length if facts else None,
         )

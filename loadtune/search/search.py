@@ -266,7 +266,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
         if state.search_notes is not None or (state.steps and not searched.codes):  # before an interruption
             journal.note(*(state.search_notes or ()))
             return search
-        num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock.now()
+        num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock()
         while isinstance(asked := _upcoming(state, budget, search, begun_s, num_before), Next):
             shown.ask(asked.config)
             show()
@@ -294,7 +294,7 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
     most = max(state.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
     if num_run >= most:
         return f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
-    now = budget.clock.now()
+    now = budget.clock()
     each_s = search.trial_s if state.tried or state.yours is None else search.lasts_s(state.yours)
     # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
     must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
@@ -312,7 +312,7 @@ def _tried(run: Run, asked: Next) -> Trial:
     """Run it. What cannot be run again twice in the time left is of no use, unless it is the user's own. Raises
     WorkloadError for an error that the user can correct."""
     limit_s = math.inf if asked.config == run.state.yours else run.budget.left_s / (1 + MIN_RUNS)
-    outcome = run.measuring.timed(asked.config, limit_s)
+    outcome = run.timed(asked.config, limit_s)
     measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
     if not asked.config.remedies:
         raise_for_the_user(outcome)

@@ -1,13 +1,14 @@
 """Planted causes are named on a real GPU: a slow loader, a slow step, a slow copy, slow pinning."""
 
 import os
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from loadtune.host.machine import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, read_host
 from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
@@ -37,19 +38,19 @@ def judged(plant: Plant, device: Device, folder: Path) -> Bottleneck:
     spec = WorkloadSpec(dataset=f"planted_workloads:{plant.dataset}", model=f"planted_workloads:{plant.model}")
     config = TrialConfig(loader=plant.loader, recipe=Recipe())
     half = replace(config, loader=replace(plant.loader, num_workers=plant.loader.num_workers // 2))
-    host, clock = read_host(), MonotonicClock()
+    host = read_host()
     with ExitStack() as open_:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
         sensor = open_.enter_context(Sampler(device, lambda: training.pid))
         state = State(TuneConfig(workload=spec), host, device, "0")
-        measuring = Run(state, clock, training, sensor, folder, read_host).measuring
+        run = Run(state, time.monotonic, training, sensor, folder, read_host)
         facts = training.describe()
         point = training.time_compute(config.recipe, config.batch_size, 1.0)
         assert isinstance(point, ComputePoint), point
         measured = list[tuple[TrialConfig, Measurement]]()
         for each in (half, config):
-            outcome = measuring.timed(each)
+            outcome = run.timed(each)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
         job = model_job(facts, host, device, {"fp32": config.recipe}, [point])

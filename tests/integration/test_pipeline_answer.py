@@ -137,7 +137,7 @@ class Clocked(FakeTraining):
 def seconds_of_an_epoch(surface: Surface, config: TrialConfig) -> float:
     """Batch by batch: workers take turns, the loop takes batches in order, and nothing is ready at the start."""
     loader, size = config.loader, config.batch_size
-    now = 0.0 if loader.keeps_workers else START_S
+    now = START_S if loader.num_workers and not loader.persistent_workers else 0.0
     step_s = size / min(surface.compute_rate(config.recipe, size), surface.pinned_per_s)
     free, taken = [now] * max(1, loader.num_workers), [now] * loader.num_prefetched
     for number in range(EPOCH // size):

@@ -128,11 +128,9 @@ def kind_of(result: TuningResult, config: TrialConfig) -> str:
 def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: str) -> str:
     """What is shown of a point: settings, rate, wait, memory."""
     memory = peak_bytes(run, result.device.kind)
-    rate = (
-        f"{wording.interval_text(run.throughput)} samples/s, {percent_text(run.wait_fraction)} blocked in next(loader)"
-    )
+    rate, waits = f"{wording.interval_text(run.throughput)} samples/s", percent_text(run.wait_fraction)
     peak = () if memory is None else (f"peak {bytes_text(memory)}",)
-    return "<br>".join((*head, wording.settings_text(config), rate, *peak))
+    return "<br>".join((*head, wording.settings_text(config), f"{rate}, {waits} blocked in next(loader)", *peak))
 
 
 def roofline(result: TuningResult) -> list[Panel]:
@@ -226,12 +224,10 @@ def contestants(result: TuningResult) -> list[Panel]:
     colours = [_KINDS[kind]["color"] for kind in kinds]
     heads = ["" if kind == "measured" else f"{kind}: " for kind in kinds]
     names = [f"{head}{wording.settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
-    means, runs = list[Point](), list[Point]()
-    for place, one in enumerate(known):
-        means.append(
-            (one.throughput, place, f"mean of {len(one.runs)}: {wording.interval_text(one.throughput)} samples/s")
-        )
-        runs += [(run.samples_per_s, place, hover(result, one.config, run)) for run in one.runs]
+    words = [f"mean of {len(one.runs)}: {wording.interval_text(one.throughput)} samples/s" for one in known]
+    means = [(one.throughput, place, words[place]) for place, one in enumerate(known)]
+    ran = [(place, one.config, run) for place, one in enumerate(known) for run in one.runs]
+    runs = [(run.samples_per_s, place, hover(result, config, run)) for place, config, run in ran]
     bars = points("mean", means, marker={"color": colours, "opacity": 0.35}, orientation="h")
     own = [colours[place] for _, place, _ in runs]
     dots = points("run", runs, marker={"color": own, "size": 9, "line": {"width": 1, "color": GREY}})

@@ -7,8 +7,7 @@ whose hashes it names. So not even words of a user's that were not escaped would
 import base64
 import hashlib
 import importlib.util
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from loadtune.records.result import TuningResult, Winner
 from loadtune.report import tables, wording
 from loadtune.report.forms import changes_code, loader_code, step_code
 from loadtune.report.machine import banner, holders_text
-from loadtune.report.page.figures import Panel, figures
+from loadtune.report.page.figures import figures
 from loadtune.report.store import load_result, result_files, write_whole
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
 
@@ -29,8 +28,7 @@ _FILES = Path(__file__).parent / "files"
 
 def write_page(result: TuningResult, path: Path) -> Path:
     """One run. Raises ResultError where it cannot be written, or plotly.js is not installed."""
-    view = page_view(result)
-    return write_whole(path, _rendered("page.html.jinja", view, view["figures"]).encode())
+    return write_whole(path, _rendered("page.html.jinja", page_view(result)).encode())
 
 
 def write_board(folders: Sequence[Path], path: Path) -> Path:
@@ -41,32 +39,32 @@ def write_board(folders: Sequence[Path], path: Path) -> Path:
             results.append(load_result(file))
         except ResultError as error:
             unread.append(str(error))
-    return write_whole(path, _rendered("board.html.jinja", board_view(results, unread), {}).encode())
+    return write_whole(path, _rendered("board.html.jinja", board_view(results, unread)).encode())
 
 
-def _rendered(template: str, view: Mapping[str, Any], figures: Mapping[str, Sequence[Panel]]) -> str:
+def _rendered(template: str, view: dict[str, Any]) -> str:
     """With plotly.js where there are figures. Raises ResultError where it is not installed."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}  # its default sorts
+    figures = view.get("figures", {}).items()
     plotly, script = _plotly_js() if figures else "", (_FILES / "page.js").read_text(encoding="utf-8")
-    panels = {f"{key}-{place}": panel for key, shown in figures.items() for place, panel in enumerate(shown)}
+    hashes = (hashlib.sha256(each.encode()).digest() for each in (plotly, script))
     return environment.get_template(template).render(
         page=view,
-        drawn=as_data({key: {"data": panel.data, "layout": panel.layout} for key, panel in panels.items()}),
+        drawn={
+            f"{key}-{place}": {"data": panel.data, "layout": panel.layout}
+            for key, panels in figures
+            for place, panel in enumerate(panels)
+        },
         style=(_FILES / "page.css").read_text(encoding="utf-8"),
         plotly=plotly,
         script=script,
-        policy=_policy(plotly, script),
+        hashes=[base64.b64encode(each).decode() for each in hashes],
     )
-
-
-def as_data(value: object) -> str:
-    """JSON that may stand within a script element: nothing in it can end one, or begin a comment."""
-    raw = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: no line separators of Unicode's either
-    return raw.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plotly_js() -> str:
@@ -77,15 +75,6 @@ def _plotly_js() -> str:
         if file.is_file():
             return file.read_text(encoding="utf-8")
     raise ResultError("plotly.js was not found, which draws the page. The package plotly brings it: pip install plotly")
-
-
-def _policy(*scripts: str) -> str:
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def page_view(result: TuningResult) -> dict[str, Any]:
@@ -150,19 +139,17 @@ def _code(result: TuningResult) -> list[tables.Section]:
     """Of what is proven better; at the user's batch size only what differs from the best."""
     blocks = dict[str, str]()
     for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
-        if winner is None or winner.config == result.yours:
-            continue
-        blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
-        blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
+        if winner is not None and winner.config != result.yours:
+            blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
+            blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
     return [tables.Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
 
 
 def limits_table(result: TuningResult) -> tables.Table:
     rows, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
     for each in result.ceilings:
-        sizes = [
-            f"{size:,}{'' if each.verified else ' (predicted)'}" for size in (each.safe_batch_size, each.batch_size)
-        ]
+        predicted = "" if each.verified else " (predicted)"
+        sizes = [f"{size:,}{predicted}" for size in (each.safe_batch_size, each.batch_size)]
         held = holders_text(each.others, each.others_bytes)
         # Other points are of recipes that were turned down, or of the user's own.
         timed = [p for p in result.compute_points if p.recipe in trained and p.recipe.precision == each.precision]
@@ -179,8 +166,8 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> d
 
     ``unread``: files that are no result this loadtune can read, and why.
     """
-    newest_first = sorted(results, key=lambda one: one.created, reverse=True)
-    rows = [_row(result) for result in sorted(newest_first, key=lambda one: (_workload(one), _machine(one)))]
+    rows = [_row(result) for result in sorted(results, key=lambda one: one.created, reverse=True)]
+    rows.sort(key=lambda row: [row.by_column[each].text for each in ("workload", "machine")])
     num_answers = sum(row.outcome == "answer" for row in rows)
     return {
         "title": "Benchmark board",
@@ -192,11 +179,15 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> d
 
 def _row(result: TuningResult) -> tables.SortedRow:
     best = None if result.best is None or result.best.inconclusive else result.best
+    spec = result.config.workload
+    size = "" if spec.image_size is None else f"{spec.image_size} pixels"
+    classes = "" if spec.num_classes is None else counted(spec.num_classes, "class")
+    workload = ", ".join(filter(None, (spec.title, size, classes, spec.named_optimizer)))  # what makes a training step
     by_column = {
         "when (UTC)": tables.Cell(result.created[:16].replace("T", " ")),
-        "workload": tables.Cell(_workload(result)),
-        "machine": tables.Cell(_machine(result)),
-        "samples/s": tables.interval_cell(best.throughput if best else None),
+        "workload": tables.Cell(workload),
+        "machine": tables.Cell(f"{result.device.name}, {counted(result.host.num_usable_cores, 'core')}"),
+        "samples/s": tables.number(best.throughput if best else None, wording.interval_text),
         "over the baseline": tables.number(best.speedup.value if best and best.speedup else None, ratio_text),
         "of compute-only": tables.number(best.compute_fraction if best else None, percent_text),
         "configuration": tables.Cell(wording.settings_text(best.config) if best else MISSING),
@@ -204,15 +195,3 @@ def _row(result: TuningResult) -> tables.SortedRow:
         "torch": tables.Cell(result.host.torch or MISSING),
     }
     return tables.SortedRow(outcome="answer" if best else "no answer", by_column=by_column)
-
-
-def _workload(result: TuningResult) -> str:
-    """With what makes another training step of it."""
-    spec = result.config.workload
-    size = "" if spec.image_size is None else f"{spec.image_size} pixels"
-    classes = "" if spec.num_classes is None else counted(spec.num_classes, "class")
-    return ", ".join(filter(None, (spec.title, size, classes, spec.named_optimizer)))
-
-
-def _machine(result: TuningResult) -> str:
-    return f"{result.device.name}, {counted(result.host.num_usable_cores, 'core')}"

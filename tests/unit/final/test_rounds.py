@@ -32,7 +32,7 @@ def ran(
 
     clock = FakeClock()
     last_s, verdict = until_s if answer_by_s is None else answer_by_s, Told(ran=tuple(known))
-    final = Final((A, B, C), verdict, clock, clock.now() + until_s, clock.now() + last_s)
+    final = Final((A, B, C), verdict, clock, clock() + until_s, clock() + last_s)
     for config in final.rounds():
         clock.spend(RUN_S)
         final.saw(config, FAILURE if config in fails else RUN)

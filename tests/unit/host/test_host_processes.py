@@ -11,8 +11,7 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.memory import Ram
-from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, Reads, anonymous_bytes, proportional_bytes
-from loadtune.host.sensing import Count
+from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, anonymous_bytes, proportional_bytes
 from loadtune.host.telemetry import Track
 
 MIB = 1 << 20
@@ -61,7 +60,6 @@ class World:
         self.pid, self.table = 1, {1: FakeProcess(1), 2: FakeProcess(2)}
         self.main = self.table[1]
         self.training = ProcessTree(lambda: self.pid)
-        self.reads = Reads(self.training)
         self.tracks, self.at_s = defaultdict(Track), 0.0
 
     def look(self):
@@ -71,6 +69,14 @@ class World:
         for figure, value in self.training.look().items():
             self.tracks[figure].add(self.at_s, value)
         return tuple(self.tracks[figure].values[-1] for figure in ProcessTree.figures)
+
+    def look_at_reads(self):
+        """Bytes since the look before, from storage and from files."""
+        self.look()
+        for figure, value in self.training.look_at_reads().items():
+            self.tracks[figure].add(self.at_s, value)
+        per_s = [self.tracks[figure].values[-1] for figure in ProcessTree.read_figures]
+        return tuple(None if value is None else pytest.approx(0.1 * value) for value in per_s)
 
 
 @pytest.fixture
@@ -94,11 +100,11 @@ def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.main.below = [child]
     world.look()
-    assert world.training.of("worker") == []
+    assert world.training.workers == []
     child.process_name = WORKER_NAME
     world.look()
     assert world.look()[2] == 0.0
-    assert (world.training.of("worker"), world.training.of("other")) == ([child], [])
+    assert world.training.workers == [child]
 
 
 @pytest.mark.parametrize("waited_s", [(0.0, 50.01), (50.01, 50.01), (0.0, 0.0)])
@@ -145,18 +151,19 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     world.main.below = [first]
 
     def look():
-        world.look()
-        return world.reads.look()["disk_read_bytes_per_s"]
+        return world.look_at_reads()[0]
 
-    assert look() == Count(1000)
-    first.read = 1500
-    assert look() == Count(1500)
-    first.gone = True
-    assert look() == Count(1500)
-    world.main.read = 1700  # its own 200 and the worker's 1500
-    assert look() == Count(1700)
-    world.pid = 2
     assert look() is None
+    first.read = 1500
+    assert look() == 500
+    first.gone = True
+    assert look() == 0
+    world.main.read = 1700  # its own 200 and the worker's 1500
+    assert look() == 200
+    world.pid, world.table[2].read = 2, 9000
+    assert look() is None
+    world.table[2].read = 9300
+    assert look() == 300
 
 
 def test_what_workers_read_from_files_is_theirs_alone(world):
@@ -166,9 +173,8 @@ def test_what_workers_read_from_files_is_theirs_alone(world):
     looks = ((0, 100, [first]), (0, 300, [first]), (900, 400, both := [first, later]), (1800, 500, both))
     for main.read, first.read, main.below in (*looks, (2100, 500, [])):
         first.gone = later.gone = not main.below
-        world.look()
-        seen.append(world.reads.look()["file_read_bytes_per_s"])
-    assert seen == [Count(1000), Count(3000), None, Count(5500), None]
+        seen.append(world.look_at_reads()[1])
+    assert seen == [None, 2000, None, 1000, None]
 
 
 @pytest.mark.parametrize("read", [anonymous_bytes, proportional_bytes])

@@ -9,7 +9,7 @@ import pytest
 
 from loadtune.host import telemetry as telemetry_module
 from loadtune.host.machine import Sampler, read_telemetry
-from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Count, Probe
+from loadtune.host.sensing import Count, Probe
 from loadtune.host.telemetry import LONGEST_PAUSE_S, MAX_SLICES, Record, Track, machine_probes
 from loadtune.records.facts import Device
 
@@ -94,7 +94,7 @@ def seen(start_s, end_s, reading_s=(), **figures):
         for at_s, value in readings:
             record.add(at_s, {figure: value})
     for at_s in reading_s or [end_s]:
-        record.end_reading(at_s)
+        record.add(at_s, {"another": None})
     return record.between(start_s, end_s)
 
 
@@ -122,6 +122,9 @@ def test_a_counter_is_its_growth_and_tells_nothing_of_a_gap_or_of_a_new_start():
         track.add(at_s, count)
     assert track.means(range(6)) == [1.0, None, None, None, 3.0]
     assert track.means((0.0, 5.0)) == [2.0]
+    for at_s, count in enumerate((Count(9.0, "one"), Count(12.0, "other"), Count(14.0, "other")), 6):
+        track.add(at_s, count)
+    assert track.means(range(5, 9)) == [None, None, 2.0]
 
 
 def test_a_long_timeline_is_thinned_without_losing_a_moment():
@@ -134,10 +137,11 @@ def test_a_long_timeline_is_thinned_without_losing_a_moment():
 
 def test_what_others_took_is_what_neither_the_training_nor_this_process_did():
     busy, training, own = ([(0.0, value), (1.0, value)] for value in (6.0, 4.0, 0.5))
-    found = seen(0.0, 1.0, **{BUSY_CORES: busy, "training_cpu_cores": training, OWN_CORES: own})
+    found = seen(0.0, 1.0, busy_cpu_cores=busy, training_cpu_cores=training, watching_cpu_cores=own)
     assert found.others_cpu_cores == pytest.approx(1.5)
-    assert seen(0.0, 1.0, **{BUSY_CORES: training, "training_cpu_cores": busy, OWN_CORES: own}).others_cpu_cores == 0.0
-    assert seen(0.0, 1.0, **{BUSY_CORES: busy, OWN_CORES: own}).others_cpu_cores is None
+    swapped = seen(0.0, 1.0, busy_cpu_cores=training, training_cpu_cores=busy, watching_cpu_cores=own)
+    assert swapped.others_cpu_cores == 0.0
+    assert seen(0.0, 1.0, busy_cpu_cores=busy, watching_cpu_cores=own).others_cpu_cores is None
 
 
 def test_every_figure_of_this_machine_is_there_or_has_its_reason():
