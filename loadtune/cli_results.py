@@ -175,8 +175,8 @@ def compare(
     Exit code with --tolerance
       0  held: the whole interval of the ratio is above 1 − tolerance
       1  fell: the whole interval is below 1 − tolerance
-      2  error: a bad option, or a result that cannot be read
-      3  unclear: neither, or a run has no winner that ran twice
+      2  error: a bad option, other workloads, or a result that cannot be read
+      3  unclear: neither, or one of the answers is not confirmed
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""The seams: what the deciding code needs from the world, as protocols."""
+"""The seams: what the deciding code needs from the world."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -86,7 +86,7 @@ def tune(
     user can correct, OutOfTimeError where time ended before anything was measured.
     """
     refuse_recursion("loadtune.tune")
-    if resume and folder is None:
+    if resume and not folder:
         raise UsageError("resume is True without a folder. Give folder, that of the run to continue.")
     parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
     parts |= {"loss": loss, "optimizer": optimizer, "step": step}

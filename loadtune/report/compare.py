@@ -3,7 +3,7 @@
 It claims no difference that the runs of both sides do not show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -57,8 +57,8 @@ class Comparison:
     notes: tuple[str, ...] = ()
     """What to beware of: whole sentences."""
     outcome: Outcome | None = None
-    """Of the ratio's whole interval: ``fell``, it is below 1 − tolerance; ``held``, above; ``unclear``, neither, or
-    there is none. None: no tolerance was given."""
+    """Of the ratio's whole interval: ``fell``, it is below 1 − tolerance; ``held``, above; ``unclear``, neither, or an
+    answer is not confirmed. None: no tolerance was given."""
     verdict: str | None = None
     """That in words."""
 
@@ -97,31 +97,33 @@ def compare(
     confirmed = [(result, each) for result, winner in both if (each := finalist_of(result.finalists, winner))]
     means = [each.mean_among(result.finalists) for result, each in confirmed]
     ratio = ratio_of(means[0], means[1]) if len(means) > 1 else None
-    outcome, verdict = (None, None) if tolerance_fraction is None else _judged(ratio, tolerance_fraction)
+    notes = (*_notes("first", *both[0]), *_notes("second", *both[1]))
+    outcome, verdict = (None, None) if tolerance_fraction is None else _judged(ratio, notes, tolerance_fraction)
     return Comparison(
         workload=before.config.workload.title,
         before=_side(*both[0]),
         after=_side(*both[1]),
         ratio=ratio,
         changes=_changes(_around(before), _around(after)),
-        notes=(*_notes("first", *both[0]), *_notes("second", *both[1])),
+        notes=notes,
         outcome=outcome,
         verdict=verdict,
     )
 
 
-def _judged(ratio: Interval | None, tolerance_fraction: float) -> tuple[Outcome, str]:
+def _judged(ratio: Interval | None, notes: Sequence[str], tolerance_fraction: float) -> tuple[Outcome, str]:
+    """``notes``: why an answer is not confirmed, or not there."""
     tolerance, least = f"{100 * tolerance_fraction:g}%", 1 - tolerance_fraction
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return "unclear", "Unclear. The ratio has no interval: one of the runs has no winner that ran twice."
+    if notes or ratio is None or ratio.low is None or ratio.high is None:
+        return "unclear", "Unclear. An answer that is not confirmed tells no loss."
     if ratio.high < least:
         value, most, fewest = (percent_text(1 - rate, 1) for rate in (ratio.value, ratio.low, ratio.high))
         lost = f"lost {value} of the throughput ({fewest} to {most})"
         return "fell", f"Fell. The second {lost}, more than the tolerance of {tolerance}."
     if ratio.low > least:
-        return "held", f"Held. The whole interval lies above a loss of {tolerance}."
-    todo = "Run again with a larger --time-budget, or allow a larger --tolerance."
-    return "unclear", f"Unclear. The interval holds the edge of the tolerance of {tolerance}. {todo}"
+        return "held", f"Held. By its whole interval, the second lost less than {tolerance} of the throughput."
+    todo = "Run both again with a larger --time-budget."
+    return "unclear", f"Unclear. The interval includes a loss of {tolerance}: it may have lost more or less. {todo}"
 
 
 def view(found: Comparison) -> View:
@@ -135,7 +137,7 @@ def view(found: Comparison) -> View:
     figures = ((name, *(side.figures.get(name, MISSING) for side in sides)) for name in names)
     winners = Table(
         title="Winners",
-        columns=("", *(f"{side.hostname}\n{side.created}" for side in sides)),
+        columns=("", *(f"{side.hostname}\n{side.created[:19]}" for side in sides)),
         rows=(("device", *(side.device for side in sides)), *figures),
     )
     changes = Table(

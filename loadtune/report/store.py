@@ -51,7 +51,9 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
     Where it was killed, the next run beside it on this machine removes what it left.
     """
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
-    folder = given or new_run_folder(out, label)
+    folder = new_run_folder(out, label) if given is None else given
+    with suppress(OSError):  # the first file says what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
     _tidy(folder.parent)
     try:
         yield folder

@@ -84,6 +84,14 @@ def test_the_whole_interval_of_the_ratio_decides_whether_more_than_the_tolerance
     assert invoke("compare", str(before), str(slower), "--tolerance", words).stdout.count(outcome.capitalize()) == 1
 
 
+def test_an_answer_that_is_not_confirmed_tells_no_loss(slower: Path) -> None:
+    words = ["compare", str(KEPT), str(slower), "--tolerance", "20%"]
+    assert invoke(*words).exit_code == 0
+    write_result(dataclasses.replace(load_result(slower), confirmed_whole=False), slower.parent)
+    ended = invoke(*words)
+    assert (ended.exit_code, "Unclear." in ended.stdout) == (3, True)
+
+
 def test_what_another_user_could_have_written_is_not_imported(slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load_result(slower)
     write_run(Resumable(kept.config, kept.host, kept.device, "0"), slower.parent)
