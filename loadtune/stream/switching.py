@@ -102,7 +102,7 @@ class SwitchingIterator:
         self._coming: deque[_Switch] = deque()
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
-        self._late_seed: int | None = None
+        self._late: tuple[int, int] | None = None
         self._private = torch.Generator()
         self._pid = os.getpid()  # from here on there is something to end
         _live.add(self)
@@ -121,7 +121,7 @@ class SwitchingIterator:
         else:
             self._begin_with(0, base_seed)
             if self.num_workers:  # torch asks the sampler at the first next() where there are no workers
-                self._late_seed = base_seed
+                self._late = self.num_workers, base_seed
 
     # Iteration
 
@@ -134,9 +134,9 @@ class SwitchingIterator:
     def __next__(self) -> Any:
         if self._plain is not None:
             return next(self._plain)
-        if self._late_seed is not None:
-            base_seed, self._late_seed = self._late_seed, None
-            self._begin_with(self.num_workers, base_seed)
+        if self._late is not None:
+            late, self._late = self._late, None
+            self._begin_with(*late)
         self._advance()
         while self._coming and self._stream.is_held_back and not any(source.issued for source in self._lane):
             time.sleep(_POLL_S)
@@ -182,8 +182,10 @@ class SwitchingIterator:
     @property
     def num_delivering(self) -> int:
         """Workers that deliver, or will deliver the first batch."""
-        is_late = self._late_seed is not None or not self._lane
-        return self.num_workers if is_late and self._plain is None else int(self.delivering()._num_workers)
+        if self._late is not None:
+            return self._late[0]
+        is_closed = self._plain is None and not self._lane
+        return self.num_workers if is_closed else int(self.delivering()._num_workers)
 
     def last_in_process(self) -> Any:
         """The batch that was delivered last, as the training process itself loads it. Raises what that raises."""
@@ -209,9 +211,12 @@ class SwitchingIterator:
         self.num_workers = num_workers
         if not self._lane:
             return
-        if num_workers != (self._coming[-1].num_workers if self._coming else self._lane[-1]._num_workers):
+        if num_workers != (self._coming[-1].num_workers if self._coming else self._num_newest()):
             self._coming.append(_Switch(num_workers, at))
             self._advance()
+
+    def _num_newest(self) -> int:
+        return self._late[0] if self._late is not None else int(self._lane[-1]._num_workers)
 
     @property
     def is_switching(self) -> bool:
@@ -227,7 +232,7 @@ class SwitchingIterator:
                 self._in_background(switch.source.kill)
         self._coming.clear()
         self._hold_nothing_back()
-        self.num_workers = self._lane[-1]._num_workers
+        self.num_workers = self._num_newest()
 
     def _hold_nothing_back(self) -> None:
         """What was kept for workers that do not come goes to those that are there."""
@@ -237,7 +242,7 @@ class SwitchingIterator:
 
     def _advance(self) -> None:
         """Bring the next switch a step further: start workers, or hand over to those that are ready."""
-        while self._coming:
+        while self._coming and self._late is None:  # those that begin the epoch draw its first batches
             switch = self._coming[0]
             self._stream.limit = switch.at
             if self._stream.known == []:  # a switch that is repeated is asked for before the first batch
@@ -321,7 +326,7 @@ class SwitchingIterator:
             source.issued.clear()
             self._in_background(source.kill)
         self._lane.clear()
-        self.num_workers = self.own
+        self.num_workers, self._late = self.own, None
         self._begin_with(self.own)
         self._lane[0]._num_yielded = num_yielded
 

@@ -195,3 +195,14 @@ def test_batches_that_came_before_their_turn_count_as_asked_for():
     first = next(batches)  # while its worker started, the other one's batches came
     batches.delivering().feed()
     assert numbers([first, *batches]) == list(range(LENGTH))
+
+
+def test_workers_that_are_ready_before_the_first_batch_keep_the_order(monkeypatch):
+    started = pool._Starter.poll
+    monkeypatch.setattr(pool._Starter, "poll", lambda starter: started(starter) and not time.sleep(0.5))
+    switching = Switching(DataLoader(Numbers(LENGTH), 1))
+    switching.asked = 2  # torch asks the sampler at the first batch where the caller has no workers: these begin then
+    batches = iter(switching)
+    switching.switch(3)
+    assert numbers(batches) == list(range(LENGTH))
+    assert batches.delivering()._num_workers == 3
