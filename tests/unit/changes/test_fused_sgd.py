@@ -1,5 +1,6 @@
 """A fused SGD whose momentum begins at zero trains as a plain one, also where GradScaler skips the first step."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ def train(made: nn.Module, optimizer: torch.optim.Optimizer, *, overflows: int =
 
 def near(one: list[Any], other: list[Any]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def unset_memory_is_nan() -> Iterator[None]:
+    """What a momentum holds that was never set is chance otherwise: often it is zero, as if it had been set."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("overflows", [0, 2])
