@@ -103,6 +103,7 @@ class SwitchingIterator:
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
         self._late: tuple[int, int] | None = None
+        """Workers that start at the first batch of the epoch, and their base seed. None: they have started."""
         self._private = torch.Generator()
         self._pid = os.getpid()  # from here on there is something to end
         _live.add(self)
@@ -216,6 +217,7 @@ class SwitchingIterator:
             self._advance()
 
     def _num_newest(self) -> int:
+        """Workers that get the next indices, or the first ones."""
         return self._late[0] if self._late is not None else int(self._lane[-1]._num_workers)
 
     @property
@@ -242,7 +244,7 @@ class SwitchingIterator:
 
     def _advance(self) -> None:
         """Bring the next switch a step further: start workers, or hand over to those that are ready."""
-        while self._coming and self._late is None:  # those that begin the epoch draw its first batches
+        while self._coming and self._late is None:  # until then the first batches are not drawn
             switch = self._coming[0]
             self._stream.limit = switch.at
             if self._stream.known == []:  # a switch that is repeated is asked for before the first batch
