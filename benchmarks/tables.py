@@ -33,8 +33,7 @@ from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window
 from loadtune.records.telemetry import Telemetry
-from loadtune.run import Run
-from loadtune.run.measure import Segment
+from loadtune.run.measure import Run, Segment
 from loadtune.run.state import State
 from loadtune.search.space import SearchSpace
 from loadtune.training import TrainingClient

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
-from loadtune.limits.recipe import COMPILE_SHARE, LARGE, Recipes
+from loadtune.limits.recipe import COMPILE_SHARE, LARGE, NUM_SIZES, Recipes
 from loadtune.records.answer import LAST_SHARE
 from loadtune.records.config import Precision
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
@@ -21,8 +21,8 @@ from loadtune.records.memory import MemoryCeiling
 from loadtune.report.machine import others_text
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
-from loadtune.run import Run
 from loadtune.run.budget import FINAL_SHARE, SEARCH_SHARE
+from loadtune.run.measure import Run
 from loadtune.run.state import Resumable, read_run
 from loadtune.search.baseline import assumed_settings, baseline, problems, stream_notes, with_facts
 from loadtune.search.search import Search
@@ -103,7 +103,8 @@ def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
         recipes.try_compiled(lambda: budget.left_s)
     run.state.recipes = tuple(recipes.choices)
     run.journal.note(*recipes.notes)
-    if (needed_s := recipes.compiling_s) > COMPILE_SHARE * max(0.0, budget.left_s):
+    needed_s = NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in recipes.choices)
+    if needed_s > COMPILE_SHARE * max(0.0, budget.left_s):
         run.journal.note(
             f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
             f"budget of {seconds_text(config.time_budget_s)} is left for the search. Raise --time-budget, "

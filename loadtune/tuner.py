@@ -34,8 +34,8 @@ from loadtune.report.live import LiveDisplay, NotebookDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, run_folder, write_result
 from loadtune.report.wording import warning
-from loadtune.run import Run
 from loadtune.run.journal import Journal
+from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.seams import Listener
 from loadtune.search.search import Search, changes, hung, model_job, study

@@ -184,7 +184,6 @@ class FakeTraining:
             report,
             first_step_peak_bytes=peak,
             steady_peak_bytes=peak,
-            partial_batch_size=asked.partial_batch_size,
             num_alloc_retries=retries * NUM_STEPS,
             num_steady_retries=retries if asked.verify else None,
             step_s=step_s,
@@ -261,7 +260,6 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
         min_batch_size=1,
         device_name="Fake GPU",
         memory_capacity_bytes=surface.budget_bytes,
-        memory_budget_bytes=surface.budget_bytes,
     )
 
 

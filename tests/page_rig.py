@@ -94,11 +94,7 @@ def explained(**more: object) -> TuningResult:
             ResourceLimit(resource="pinning", samples_per_s=about(4200), probability=0.86, shares={"copying": 1.0}),
             ResourceLimit(resource="device", samples_per_s=about(6000), probability=0.14, shares={"computing": 1.0}),
         ),
-        changes=(
-            PredictedChange(
-                kind="half_the_loading", num_workers=16, samples_per_s=about(5250), gain=about(5250 / 4050)
-            ),
-        ),
+        changes=(PredictedChange(kind="half_the_loading", gain=about(5250 / 4050)),),
         roofline=tuple(roof),
     )
     return replace(golden(), bottleneck=replace(found, **more), remedies=None)

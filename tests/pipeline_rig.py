@@ -15,7 +15,7 @@ from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.run import Run
+from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.seams import Listener
 from loadtune.tuner import tune_on

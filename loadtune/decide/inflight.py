@@ -224,14 +224,14 @@ def decide(state: State, reading: Reading, work: Work | None, bound: Bound) -> A
 
 def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -> Action:
     now = reading.num_workers
-    loop = Loop(reading.step_s, bound.cores, reading.handover_s if now else UNSURE_S)
+    loop = _loop(reading, bound)
     may_try = len(state.tried) < (1 if bound.several_ranks else TRIES)
     if not reading.waits:
         if reading.peers_wait is None:  # a peer that waits says so within seconds
             return Action(state=state)
         enough = now if work is None else fewest(work, loop, max(1, now))
         if work is not None and state.tried and may_try and now > 2 and enough <= IDLE * now:
-            return _switch(state, reading, work, loop, enough, bound.refusal)
+            return _switch(state, reading, work, bound, enough)
         return _settle(state, reading, work, bound, "the step")
     if work is None or bound.is_taken:
         return Action(state=state)
@@ -241,7 +241,7 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
         return _settle(state, reading, work, bound, bound.reason if now >= bound.most else "workers")
     allowed_s, busy = (1 - ACT) * reading.total_s, most_by_cores(bound.cores, work.load_s, work.cpu_s)
     if busy < now and busy not in state.tried and batch_s(work, loop, busy) <= allowed_s:
-        return _switch(state, reading, work, loop, busy, bound.refusal)
+        return _switch(state, reading, work, bound, busy)
     want, predicted_s = fewest(work, loop, max(1, min(bound.most, busy))), partial(batch_s, work, loop)
     if want <= now or bound.most == 0 or predicted_s(want) > allowed_s:
         if limit := _limit(reading, work, bound):
@@ -251,12 +251,12 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
     if any(abs(want / one - 1) < SAME for one in state.tried):
         return _settle(state, reading, work, bound, "workers")
     if (paying := _that_pay(reading, predicted_s, bound, want, reading.left)) is not None:
-        return _switch(state, reading, work, loop, paying, bound.refusal)
+        return _switch(state, reading, work, bound, paying)
     is_kept = state.job.persistent or bound.several_ranks
     paying = _that_pay(reading, predicted_s, bound, want, reading.length)
     if is_kept or paying is None:
         return _settle(state, reading, work, bound, "workers", "short epoch")
-    return _switch(state, reading, work, loop, paying, bound.refusal, for_next=True)
+    return _switch(state, reading, work, bound, paying, for_next=True)
 
 
 def _at_best_s(reading: Reading, want: int, num_workers: int) -> float:
@@ -295,25 +295,19 @@ def _that_pay(
     return best if saved[best] > 0 and best > reading.num_workers else None
 
 
-def _switch(
-    state: State,
-    reading: Reading,
-    work: Work,
-    loop: Loop,
-    number: int,
-    refusal: str | None,
-    *,
-    for_next: bool = False,
-) -> Action:
-    predicted_s, now = batch_s(work, loop, number), reading.num_workers
-    state = replace(state, decided_s=0.0, decided_cores=loop.cores)
+def _loop(reading: Reading, bound: Bound) -> Loop:
+    return Loop(reading.step_s, bound.cores, reading.handover_s if reading.num_workers else UNSURE_S)
+
+
+def _switch(state: State, reading: Reading, work: Work, bound: Bound, number: int, *, for_next: bool = False) -> Action:
+    predicted_s, now = batch_s(work, _loop(reading, bound), number), reading.num_workers
+    state = replace(state, decided_s=0.0, decided_cores=bound.cores)
     if state.job.only_advises:
         gain = min(reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))
-        return Action(
-            state=replace(state, stage="resting", limit="workers"), do="advise", num_workers=number, gain=gain
-        )
-    if refusal is not None:
-        return _leave(state, refusal)
+        state = replace(state, stage="resting", limit="workers")
+        return Action(state=state, do="advise", num_workers=number, gain=gain)
+    if bound.refusal is not None:
+        return _leave(state, bound.refusal)
     starting = replace(
         state,
         stage="starting",

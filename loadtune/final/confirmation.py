@@ -13,9 +13,8 @@ from loadtune.records.answer import Failed, compute_fraction, compute_rate, fina
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, raise_for_the_user
 from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
-from loadtune.run import Run
 from loadtune.run.budget import FINAL_SHARE, Budget
-from loadtune.run.measure import outcome_text
+from loadtune.run.measure import Run, outcome_text
 from loadtune.run.state import State
 from loadtune.search.search import MIN_TRIALS, Search
 from loadtune.search.space import largest_batches

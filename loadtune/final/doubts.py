@@ -9,7 +9,7 @@ from loadtune.final.winner import Verdict, failures_text, non_finite_text
 from loadtune.records.answer import QUIETER, busy_text, failures_of, finalist_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts
-from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.measurement import Measurement
 from loadtune.records.result import Attempt, Finalist, Winner
 from loadtune.report.wording import settings_text
 from loadtune.units import bytes_text, counted, percent_text
@@ -72,9 +72,9 @@ def _failure_notes(verdict: Verdict, *, has_answer: bool) -> Iterator[str | None
 
 def _worker_note(trials: Sequence[Attempt]) -> str | None:
     """That every trial with workers crashed, and why. None: some did not, or none was tried."""
-    outcomes = [trial.outcome for trial in trials if trial.config.loader.num_workers]
-    crashed = [each for each in outcomes if isinstance(each, TrialFailure) and each.kind == "crash"]
-    if not crashed or len(crashed) < len(outcomes):
+    tried = [trial for trial in trials if trial.config.loader.num_workers]
+    crashed = [failure for _, failure in failures_of(tried) if failure.kind == "crash"]
+    if not crashed or len(crashed) < len(tried):
         return None
     why, advice = crashed[0].message.rstrip("."), "Correct the dataset or the loader, and run again."
     if any(trial.measurement for trial in trials):

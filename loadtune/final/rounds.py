@@ -80,9 +80,7 @@ class Final:
     _took_s: dict[TrialConfig, float] = field(init=False)
 
     def saw(self, config: TrialConfig, outcome: Measurement | TrialFailure) -> None:
-        measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
-        ran = Attempt(config=config, measurement=measured, failure=failure)
-        self.verdict = replace(self.verdict, ran=(*self.verdict.ran, ran))
+        self.verdict = replace(self.verdict, ran=(*self.verdict.ran, Attempt.of(config, outcome)))
 
     def rounds(self) -> Iterator[TrialConfig]:
         """Whom to measure, in balanced order, after a look those alone that are undecided."""

@@ -137,7 +137,7 @@ class StorageBooks:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def mark(self) -> Mark:
         return Mark(len(self.events), slack_bytes=0)
@@ -146,7 +146,7 @@ class StorageBooks:
         storage = tensor.untyped_storage()
         key, count = storage._cdata, block_bytes(storage.nbytes())
         if key not in self._alive and count:
-            self._alive[key] = count, weakref.ref(storage, lambda _: self.forget(key))
+            self._alive[key] = weakref.ref(storage, lambda _: self.forget(key))
             self.events.append(Event(key, count))
         return key if count else None
 
@@ -154,11 +154,6 @@ class StorageBooks:
         """The block of this address is gone, or does not lie in the device's memory."""
         if key is not None and self._alive.pop(key, None) is not None:
             self.events.append(Event(key, 0))
-
-    def begin_anew(self) -> dict[int, int]:
-        """No event has happened yet. Returns the bytes of every block that is alive, by address."""
-        self.events.clear()
-        return {key: count for key, (count, _) in self._alive.items()}
 
 
 class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own

@@ -156,7 +156,7 @@ def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
 
 def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[LayerFootprint, ...]]:
     """Two training steps: the first makes the optimizer's state, the second counts."""
-    model, books, dtype = plan.workload.model.train(), StorageBooks(), AUTOCAST_DTYPES[plan.precision]
+    model, dtype = plan.workload.model.train(), AUTOCAST_DTYPES[plan.precision]
     with plan.fake, CudaWays():
         batch = plan.places.repeated(plan.example, batch_size)
         optimizer = make_optimizer(plan.workload.optimizer, model, fused=False)
@@ -165,7 +165,7 @@ def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[Layer
                 group["foreach"] = True
         for _ in range(2):
             model.zero_grad(set_to_none=True)
-            standing = books.begin_anew()
+            books = StorageBooks()
             watch = StepWatch(books)
             watch.claim_owned(model, _state(optimizer, books), batch)
             layers = _LayerWatch(watch, model, (*model.parameters(), *model.buffers(), *tensors_of(batch)))
@@ -180,7 +180,7 @@ def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[Layer
                 torch.autograd.backward(loss)
                 optimizer.step()
             watch.claim_owned(model, _state(optimizer, books), batch)
-    return watch.lines(standing, books.events), layers.rows()
+    return watch.lines({}, books.events), layers.rows()
 
 
 def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:

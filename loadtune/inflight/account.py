@@ -1,12 +1,15 @@
 """What was found and done about each loader. Needs no torch."""
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
     from loadtune.model.workers import Work
+    from loadtune.records.loading import LoadingStep
     from loadtune.statistics.interval import Interval
 
 KEPT_EPOCHS = 100
@@ -77,6 +80,17 @@ class Account:
     gain_high: float | None = None
     """Limits of the interval of `gain`, which holds it in 95 of 100. None: measured once before and after the change,
     which does not tell a gain from a change of the machine's load."""
+    steps: list["LoadingStep"] = field(default_factory=list)
+    """What takes the time of loading, the largest steps first. Empty: too little was seen, or nobody looked."""
+    slow_worker: int | None = None
+    """The one, from 0, that takes clearly longer for a batch than the others. None: there is none."""
+    slow_times: float | None = None
+    """How many times as long as the median worker."""
+
+    def __post_init__(self) -> None:
+        read: list[Any] = [each for each in self.steps if isinstance(each, dict)]
+        if read:  # from a file
+            self.steps = [import_module("loadtune.records.loading").LoadingStep(**each) for each in read]
 
     def advise(self, *texts: str) -> None:
         self.advice += [each for each in texts if each not in self.advice]
@@ -84,7 +98,7 @@ class Account:
     def numbers(self) -> dict[str, float]:
         """For a logger; what was not measured is left out. ``samples_per_s``, ``num_workers``; ``blocked_fraction``:
         share of the loop's time in ``next(loader)`` since the present number of workers delivers;
-        ``limited_by_loading``: 0 or 1."""
+        ``limited_by_loading``: 0 or 1; ``share_of_loading/RandomResizedCrop``: of each of the three largest steps."""
         found = {"num_workers": float(self.num_workers)}
         if self.samples_per_s is not None:
             found["samples_per_s"] = self.samples_per_s
@@ -92,6 +106,8 @@ class Account:
             found["blocked_fraction"] = self.blocked_s / self.total_s
         if self.bottleneck is not None:
             found["limited_by_loading"] = float(self.bottleneck != "the step")
+        for step in self.steps[:3]:  # a logger may refuse a name with other characters
+            found["share_of_loading/" + re.sub(r"[^\w.:-]+", " ", step.name).strip()] = step.share
         return found
 
     def set_rate(self, reading: "Reading", work: "Work | None") -> None:

@@ -2,7 +2,8 @@
 
 import os
 import resource
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,21 +53,19 @@ class Clocks(NamedTuple):
         )
 
 
-def read_loading(workers: Sequence[Row], pids: Iterable[int], num_delivered: int) -> Clocks:
-    """Of a loader with workers. ``workers``: empty where they note nothing, as those of a stream."""
-    ran_s, queued_s = scheduled_s(pids)
-    if not workers:
-        return Clocks(num_delivered, ran_s, queued_s)
-    ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
-    num_timed = sum(each.num_timed for each in workers)
-    load_s = sum(each.made_s for each in workers) / num_timed if num_timed else 0.0
-    return Clocks(ended, cpu_s, queued_s, load_s)
-
-
-def with_training(loading: Clocks, wall_s: float, busy_s: float | None) -> Clocks:
-    """And of the threads of the training process, at this time."""
+def read_clocks(own: Clocks, workers: Sequence[Row], pids: Sequence[int], busy_s: float | None) -> Clocks:
+    """With the threads of the training process. ``own``: where that loads itself, and has no ``pids`` of workers.
+    ``workers``: empty where they note nothing, as those of a stream."""
+    wall_s = time.perf_counter()
+    if pids:
+        cpu_s, queued_s = scheduled_s(pids)
+        own = own._replace(cpu_s=cpu_s, queued_s=queued_s)
+    if workers:
+        num_timed, made_s = sum(each.num_timed for each in workers), sum(each.made_s for each in workers)
+        ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
+        own = own._replace(batches=ended, cpu_s=cpu_s, load_s=made_s / num_timed if num_timed else 0.0)
     threads = (f"self/task/{each}" for each in os.listdir("/proc/self/task"))
-    return loading._replace(train_s=sum(scheduled_s(threads)), wall_s=wall_s, busy_s=busy_s)
+    return own._replace(train_s=sum(scheduled_s(threads)), wall_s=wall_s, busy_s=busy_s)
 
 
 def read_free() -> Free:

@@ -31,14 +31,16 @@ from loadtune.inflight.account import KEPT_EPOCHS, Account
 from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.ranks import Ranks
 from loadtune.model.workers import MOST, Work
+from loadtune.records.loading import KEPT_STEPS
 from loadtune.statistics.looks import LOOKS
 from loadtune.stream import torch_private as private
 from loadtune.stream import worker_init
+from loadtune.stream.looks import Looks
 from loadtune.stream.pool import RandomSamplesError
 from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.trust import Trust, same_batch
 from loadtune.stream.watched_sampler import WatchedSampler
-from loadtune.stream.worker_rows import is_random
+from loadtune.stream.worker_rows import is_random, slow_worker
 from loadtune.units import counted
 
 _FORK_CPU_S, _IMPORT_CPU_S = 0.04, 3.0
@@ -144,7 +146,7 @@ class Tuner:
         """The newest number of workers whose gain was said."""
         self.worker_bytes: int | None = None
         """RAM of one of its workers beside its batches: asked once, for it takes 20 ms a gigabyte. None: not yet."""
-        self.steps = Steps(-1)
+        self.steps, self.looks = Steps(-1), Looks()
         self.clocks: readings.Clocks | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state, account.reason = self.state.stage, words.reason_text("stream") if self.is_stream else None
@@ -199,6 +201,7 @@ class Tuner:
         at_once = [replayed for batch, replayed in self._replayed(self.epoch + 1) if batch == 0]
         number = at_once[-1] if at_once else number
         ways: dict[str, Any] = {"known": self.known, "exact": self.must_show, "told_workers": self.told_workers}
+        ways["looks"] = self.looks
         iterator = SwitchingIterator(view, number, may_ask_ahead=sampler.may_ask_ahead, **ways)
         self.opening_s = time.perf_counter() - asked_s
         return iterator, view, sampler, trust
@@ -257,6 +260,7 @@ class Tuner:
             shuffles = isinstance(self.view.sampler, RandomSampler)
             order = "; shuffling then differs" if shuffles else ""
             account.advise(f"persistent_workers=True starts workers once, not in each epoch{order}")
+        self._note_steps()
         if is_exhausted:
             self.release()
 
@@ -442,6 +446,11 @@ class Tuner:
         draws = self.iterator.table.row(None).draws > 0
         self.account.draws_random |= draws or bool(is_random(self.iterator.workers(), by_worker=self.own > 0))
 
+    def _note_steps(self) -> None:
+        account, rows = self.account, getattr(self.iterator.delivering(), "rows", range(0))  # also of ended workers
+        account.steps = list(self.looks.steps()[:KEPT_STEPS])
+        account.slow_worker, account.slow_times = slow_worker(self.iterator.table.rows(rows)) or (None, None)
+
     def _say_what_differs(self) -> None:
         self._note_draws()
         if worker_init.is_given(self.view.worker_init_fn, self.own):
@@ -455,12 +464,9 @@ class Tuner:
     # A look
 
     def _read_clocks(self) -> readings.Clocks:
-        now = time.perf_counter()
-        if not self.steps.num_workers:
-            loading = readings.Clocks(self.num_delivered, self.own_cpu_s)
-        else:
-            loading = readings.read_loading(self.iterator.workers(), self._worker_pids(), self.num_delivered)
-        return readings.with_training(loading, now, self.shared.busy_s())
+        loading = readings.Clocks(self.num_delivered, self.own_cpu_s)
+        workers, pids = self.iterator.workers(), self._worker_pids()
+        return readings.read_clocks(loading, workers, pids, self.shared.busy_s())
 
     def _worker_pids(self) -> list[int]:
         return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
@@ -476,6 +482,7 @@ class Tuner:
         account.num_ranks = 1 if ranks is None else max(1, len(ranks.words))
         now = None if self.clocks is None else self._read_clocks()
         self._note_draws()
+        self._note_steps()
         work = None if now is None or self.clocks is None else now.work_since(self.clocks, reading)
         if now is not None and work is not None and (rows := self.iterator.workers()):
             self.start_cpu_s = max(_FORK_CPU_S, (now.cpu_s - now.batches * work.cpu_s) / len(rows))

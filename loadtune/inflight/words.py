@@ -1,10 +1,12 @@
 """What people read of accounts: on stderr while a script runs, and at its end. Needs no torch."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 
 from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import num_ranks, rank
@@ -12,6 +14,8 @@ from loadtune.units import counted, number_text, percent_text, seconds_text
 
 _STARTING = 0.02
 """Share of the time that starts of epochs take, from which on it is told."""
+_LIMITED = 0.05
+"""Share of the time that the loop waits, from which on it is told what loading spends its time in."""
 _said: set[tuple[int, str]] = set()
 
 
@@ -135,7 +139,9 @@ def _outcome(account: Account) -> list[str]:
     else:
         lines = [f"{account.name}: stays at {counted(own, 'worker')}{why}"]
     is_shown = "blocked_fraction" in numbers and (now == kept or kept == own)
-    return [*lines, f"  {_waits(account)}{'' if kept == own else why}"] if is_shown else lines
+    lines += [f"  {_waits(account)}{'' if kept == own else why}"] if is_shown else []
+    is_limited = max(share, account.first_blocked_fraction or 0.0) > _LIMITED
+    return [*lines, *_about_loading(account)] if is_limited else lines
 
 
 def _waits(account: Account) -> str:
@@ -146,6 +152,27 @@ def _waits(account: Account) -> str:
     begins = account.begins_s / account.total_s
     starts = f" ({percent_text(begins)} at the starts of epochs)" if begins > _STARTING else ""
     return f"waits for data: {' → '.join(map(percent_text, shares))} of the time{starts}"
+
+
+def _about_loading(account: Account) -> Iterator[str]:
+    """What takes the time of loading: steps, and a worker that is slower than the others."""
+    if account.steps:
+        yield f"  {_steps_text(account)}"
+    if account.slow_worker is not None and account.slow_times is not None:
+        which = f"worker {account.slow_worker} (counted from 0)"
+        yield f"  {which} takes {account.slow_times:.2g} times as long for a batch as the others, which wait for it"
+
+
+def _steps_text(account: Account) -> str:
+    """What takes the time of loading, and what follows from it. The account has steps."""
+    first = account.steps[0]
+    line = re.match(r"(collate_fn: )?\S+\.py:\d+(?= )", first.name)
+    which, follows = line[0] if line else first.text, ""
+    if (first.waits or 0.0) > 0.5:
+        follows = f"; {which} mostly waits, so more workers help, or a faster disk, network or whatever it waits for"
+    elif account.bottleneck == "cores":
+        follows = f"; the CPU cores have no time for more, so make {which} cheaper"
+    return f"loading spends {import_module('loadtune.records.loading').steps_text(account.steps)}{follows}"
 
 
 @contextmanager

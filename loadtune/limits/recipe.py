@@ -186,11 +186,6 @@ class Recipes:
                 )
                 return
 
-    @property
-    def compiling_s(self) -> float:
-        """Predicted for compiling every batch size of a run; 0: none of these recipes is compiled."""
-        return NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in self.choices)
-
 
 def power_of_two_to(size: float) -> int:
     """The largest that is not above `size`; 1 at the least."""

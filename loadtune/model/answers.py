@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtrc, ndtr
 
-from loadtune.model.fit import SEGMENT_SD, Prediction, ThroughputModel, points_at, segments_of
+from loadtune.model.fit import SCALES, SEGMENT_SD, Prediction, ThroughputModel, points_at, segments_of
 from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
@@ -95,11 +95,6 @@ def of_segment(found: Prediction, index: int) -> Interval:
     return around_ratio(math.exp(found.mean[index]), 1.96 * np.hypot(found.sd[index], SEGMENT_SD))
 
 
-def is_enough(expected: float, held: Sequence[bool]) -> bool:
-    """Whether a setting of this expected improvement is not worth its time, and the last predictions held."""
-    return expected < ENOUGH and len(held) >= HELD and all(held[-HELD:])
-
-
 def _improvement(standardized: Array) -> Array:
     """Expected, of a normal variable with its mean here, over 0."""
     standardized = np.maximum(-40.0, standardized)  # as good as never
@@ -142,10 +137,9 @@ def _changes(model: ThroughputModel, here: Points) -> tuple[PredictedChange, ...
     halved = replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
     cores = change(model, here, twice, replace(job, num_cores=2 * job.num_cores))
     loading = change(model, here, here, halved)
-    now, then = (int(each["num_workers"][0]) for each in (here, twice))
     found = [
-        PredictedChange(kind="twice_the_cores", num_workers=then, samples_per_s=cores.rate, gain=cores.gain),
-        PredictedChange(kind="half_the_loading", num_workers=now, samples_per_s=loading.rate, gain=loading.gain),
+        PredictedChange(kind="twice_the_cores", gain=cores.gain),
+        PredictedChange(kind="half_the_loading", gain=loading.gain),
     ]
     worth = [each for each in found if each.gain.value >= WORTH_TELLING]
     return tuple(sorted(worth, key=lambda each: -each.gain.value))
@@ -202,8 +196,6 @@ def explain(
 class Changed(NamedTuple):
     """What a change would bring."""
 
-    rate: Interval
-    """Samples/s."""
     gain: Interval
     expected_gain: float
     """Mean of the gain if a change that does not gain is given up, which counts as 1."""
@@ -220,11 +212,12 @@ def change(model: ThroughputModel, point: Points, to: Points, job: Job, base: Jo
     then = demands(theta, job, to)
     after = rest[:, 1] - np.log(then.seconds[:, 0])
     if job is not base:
-        sd = np.hypot(CHANGED * model.scale, FAR * np.log((demands(theta, base, to).seconds / then.seconds)[:, 0]))
+        far = np.log((demands(theta, base, to).seconds / then.seconds)[:, 0])
+        sd = np.hypot(CHANGED * (model.weights @ SCALES), FAR * far)
         after = after + sd * np.random.default_rng(1).standard_normal(NUM_DRAWS)
     after = np.minimum(after, -np.log(then.compute[:, 0]))
     gains = np.exp(after - before)
-    return Changed(_estimate(np.exp(after)), _estimate(gains), float(np.maximum(1.0, gains).mean()))
+    return Changed(_estimate(gains), float(np.maximum(1.0, gains).mean()))
 
 
 def best_of(model: ThroughputModel, points: Points, job: Job) -> int:

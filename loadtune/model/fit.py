@@ -119,8 +119,8 @@ class Prediction(NamedTuple):
 class ThroughputModel:
     """Throughput at any setting, from the calibrations of a job and its segments so far."""
 
-    def __init__(self, job: Job, segments: Segments | None = None) -> None:
-        self.job, self.segments = job, np.empty(0, SEGMENT) if segments is None else segments
+    def __init__(self, job: Job, segments: Segments) -> None:
+        self.job, self.segments = job, segments
         self._mean, self._sd = prior_of(job)
         fits, start = list[_Fitted](), self._mean
         for scale in SCALES:
@@ -129,6 +129,7 @@ class ThroughputModel:
         logs = np.log(SCALE_PRIOR) + [fit.log_evidence for fit in fits]
         weights = np.exp(logs - logs.max())
         self._fits, self.weights = fits, weights / weights.sum()
+        """Of the `SCALES` of what the form leaves out."""
 
     def _model(self, theta: Array, points: Points) -> Array:
         return -np.log(demands(theta, self.job, points).seconds)
@@ -165,11 +166,6 @@ class ThroughputModel:
     def learned(self) -> Array:
         """Mean of the logarithm of each parameter."""
         return np.asarray(self.weights @ [fit.theta for fit in self._fits])
-
-    @property
-    def scale(self) -> float:
-        """Standard deviation of the logarithm of what the form leaves out, in the mean."""
-        return float(self.weights @ SCALES)
 
     def draws(self, num: int, points: Points) -> tuple[Array, Array]:
         """(Parameters from the posterior, as logarithms, ``g`` at these settings given the parameters): a row each."""

@@ -120,8 +120,6 @@ class WorkloadFacts:
     device_name: str
     memory_capacity_bytes: int
     """Total memory of the device; on CPU the RAM limit in force."""
-    memory_budget_bytes: int
-    """How much of it training may use now, including what the training process holds already."""
 
     sample_cpu_s: float | None = None
     """CPU seconds of that; the rest is waiting for storage, a network or a timer. None: not measured."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import Precision, Recipe
+from loadtune.records.loading import LoadingStep
 from loadtune.records.telemetry import Telemetry
 from loadtune.statistics.interval import Interval, around
 from loadtune.statistics.rate import delivered_samples, half_width_fraction, samples_per_s
@@ -142,6 +143,9 @@ class TrainingRun:
     """None on CPU."""
     batch_s: float = 0.0
     """Seconds in which a worker made a batch, by its own clock, mean over all. 0: there is none, or it tells none."""
+    steps: tuple[LoadingStep, ...] = ()
+    """What took the time of those that loaded, in this run and earlier ones with the same loader, the largest share
+    first; at most `loading.KEPT_STEPS`. Empty: too little was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,8 @@ class Measurement:
     """Seconds that the start of workers adds to every epoch. 0: they outlive it, or there are none."""
     refill_s: float = 0.0
     """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: no workers, or not known."""
+    steps: tuple[LoadingStep, ...] = ()
+    """See `TrainingRun.steps`."""
 
     @property
     def samples_per_s(self) -> float:

@@ -51,8 +51,6 @@ class FitReport:
     """Allocated peak of the first step, in which the optimizer's state appears. On CPU: resident memory."""
     steady_peak_bytes: int | None = None
     """Allocated peak of the later steps."""
-    partial_batch_size: int | None = None
-    """What the dataset leaves over at this size, trained as well. None: not verified, or nothing is left over."""
     reserved_peak_bytes: int | None = None
     """Peak of what the allocator held from the driver. None on CPU."""
     num_alloc_retries: int | None = None

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.loading import LoadingStep
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
 from loadtune.statistics.interval import Interval, Mean, around, mean_of
@@ -44,9 +45,6 @@ class PredictedChange:
     """What a change is predicted to bring at the winner's settings. It was not tried."""
 
     kind: ChangeKind
-    num_workers: int
-    """With the change."""
-    samples_per_s: Interval
     gain: Interval
     """Throughput after the change ÷ before it."""
 
@@ -166,10 +164,11 @@ class Attempt:
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
 
-    @property
-    def outcome(self) -> Measurement | TrialFailure | None:
-        """What came of it."""
-        return self.measurement or self.failure
+    @classmethod
+    def of(cls, config: TrialConfig, outcome: Measurement | TrialFailure, **more: Any) -> Self:
+        """With what came of it."""
+        more["measurement" if isinstance(outcome, Measurement) else "failure"] = outcome
+        return cls(config=config, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +311,16 @@ class TuningResult:
         """What `loadtune run` prints at its end."""
         shown: str = import_module("loadtune.adopt").answer_text(self)  # above: it knows how results are shown
         return shown
+
+    @property
+    def steps(self) -> tuple[LoadingStep, ...]:
+        """What takes the time of loading with the settings of ``best``, the largest share first, at most 8: each with
+        its name, its share of that time, 0 to 1, and the share of its own time in which it waits.
+
+        Empty: nothing was confirmed, too little was seen, or the dataset is a stream, at which nobody looks.
+        """
+        runs = [run for each in self.finalists if self.best and each.config == self.best.config for run in each.runs]
+        return next((run.steps for run in reversed(runs) if run.steps), ())
 
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it

@@ -16,7 +16,7 @@ from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner
 from loadtune.report.store import as_json
 from loadtune.report.tables import Section, winners_table
-from loadtune.report.wording import answer_text, bottleneck_sentence, gain_text, remedy_text, settings_text
+from loadtune.report.wording import answer_text, gain_text, limit_sentences, remedy_text, settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -253,11 +253,11 @@ def markdown(result: TuningResult, winner: Winner) -> str:
     """The table of the page and code, for a pull request, a wiki or a job's summary."""
     table = winners_table(result, {"answer": winner})
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
-    limit = bottleneck_sentence(result) if winner == result.best else ()  # of the best at any batch size only
+    limits = limit_sentences(result) if winner == result.best else ()  # of the best at any batch size only
     return (
         f"### {_escaped(result.config.workload.title)} on {_escaped(result.device.name)}\n\n"
         + "".join(f"| {' | '.join(cell.strip() for cell in row)} |\n" for row in rows)
-        + "".join(f"\n{_escaped(sentence)}\n" for sentence in (_provenance(result, winner), *limit))
+        + "".join(f"\n{_escaped(sentence)}\n" for sentence in (_provenance(result, winner), *limits))
         + f"\n```python\n{loader_code(result, winner.config)}\n{step_code(result, winner.config)}```\n"
     )
 

@@ -32,16 +32,18 @@ def terminal_answer(
     if winner is not None and winner.config == result.yours:
         winner = result.best  # at another batch size, where something is proven there alone
     warnings = () if warned is None else (warned,)
-    head, code, below, said = _wrapped([*warnings, *wording.seen_once(result)]), list[str](), list[str](), list[str]()
+    head, code = _wrapped([*warnings, *wording.seen_once(result)]), list[str]()
+    below, sentences = list[str](), list[str]()
     if winner is not None:
         head, code = _wrapped([_headline(result, winner)]), _code(result, winner)
         code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
         changed = (f"{sentence} {code_of}" for sentence in wording.best_with_changes(result))
         below = _wrapped([*_other_batch(result, winner), *warnings, *changed])
-        said = _wrapped([*_gains(result, winner), *wording.bottleneck_sentence(result)])
+        sentences = [*_gains(result, winner), *wording.limit_sentences(result)]
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
-    said = said if len(said) <= room else []
+    while len(said := _wrapped(sentences)) > room:
+        del sentences[-1]
     said = [*_table(result, winner, room - len(said)), *said]
     shown = list[str]()
     for note in result.notes if with_notes else ():

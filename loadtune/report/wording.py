@@ -5,13 +5,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from loadtune.records.answer import doubt_of, finalist_of
 from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.loading import steps_text
 from loadtune.records.measurement import FailureKind, RecipeChoice
 from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
-from loadtune.records.result import ChangeKind, Resource, TuningResult, Winner
+from loadtune.records.result import ChangeKind, Part, Resource, ResourceLimit, TuningResult, Winner
 from loadtune.statistics.interval import Interval
 from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
 
@@ -56,6 +58,10 @@ _MOSTLY_TEXT = {
     ("device", "copying"): "copies to the GPU",
     ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
 }
+_LOADING: tuple[Part, ...] = ("waiting", "loading", "collating")
+_NEARLY = 0.1
+"""From which on the steps of loading are told: the probability that loading limits; where no model says that, the share
+of the time blocked in ``next(loader)``."""
 _CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
 
 _ACRONYMS = {"cpu": "CPU", "cuda": "CUDA", "gpu": "GPU", "os": "OS", "python": "Python", "ram": "RAM", "sm": "SM"}
@@ -216,8 +222,26 @@ def keep_text(result: TuningResult, winner: Winner) -> str:
     return f"Keep {what}{where}: nothing else that was tried{there} {gains}."
 
 
+def limit_sentences(result: TuningResult) -> tuple[str, ...]:
+    """The bottleneck, then the largest steps of loading where loading limits, or nearly does."""
+    model, best = result.bottleneck, finalist_of(result.finalists, result.best)
+    if model is not None and model.holds:
+        is_told = any(_loads(each) and each.probability >= _NEARLY for each in model.limits)
+    else:
+        is_told = best is not None and fmean(run.wait_fraction for run in best.runs) >= _NEARLY
+    if not (is_told and result.steps):
+        return bottleneck_sentence(result)
+    return (*bottleneck_sentence(result), f"Loading spends {steps_text(result.steps)}.")
+
+
+def _loads(limit: ResourceLimit) -> bool:
+    """Whether the resource spends most of its time on loading."""
+    return sum(limit.shares.get(part, 0.0) for part in _LOADING) > 0.5
+
+
 def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
-    """One resource and its probability. A limit below the measured rate is none that can be told."""
+    """One resource and its probability, and the largest step where it spends most of its time on loading. A limit below
+    the measured rate is none that can be told."""
     found, best = result.bottleneck, result.best
     if found is None or best is None:
         return ()
@@ -230,7 +254,9 @@ def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
     name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
     at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
     at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
-    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}).",)
+    steps = result.steps[:1] if _loads(first) else ()
+    step = "".join(f"; {percent_text(each.share)} of loading is {each.text}" for each in steps)
+    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}){step}.",)
 
 
 class Gain(NamedTuple):

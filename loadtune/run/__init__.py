@@ -1,7 +1,3 @@
 """A run: what it has found (`state`), its time (`budget`), what is said and kept (`journal`), and how it times
-(`measure`). `Run` is all of it, for the stages; a rule is given the values that it judges.
+(`measure`). `measure.Run` is all of it, for the stages; a rule is given the values that it judges.
 """
-
-from loadtune.run.measure import Run
-
-__all__ = ["Run"]

@@ -196,9 +196,6 @@ class Run:
             steps = counted(sum(window.num_steps for window in ran.windows), "step")
             message = f"it trained {steps} in {seconds_text(clock() - started)}"
             return TrialFailure(kind="too_slow", phase="training", message=message)
-        if not segment.kept or samples_per_s(segment.kept) <= 0:
-            message = "the run ended before there was a rate to measure"
-            return TrialFailure(kind="crash", phase="training", message=message)
         start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
         starts_workers = config.loader.num_workers > 0 and not config.loader.persistent_workers  # with every epoch
         return Measurement(
@@ -210,13 +207,14 @@ class Run:
             noisy=not segment.settled,
             restart_s=max(ran.ready_s, ran.first_batch_s - ran.batch_s) if starts_workers else 0.0,
             refill_s=ran.batch_s,
+            steps=ran.steps,
             epoch_samples=facts.dataset_length if facts else None,
         )
 
 
-def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None) -> str:
+def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure) -> str:
     what = settings_text(config)
-    if not isinstance(outcome, Measurement):
-        return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
+    if isinstance(outcome, TrialFailure):
+        return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})"
     used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
     return f"{what}: {rate_text(outcome.samples_per_s)}{used}"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from loadtune.changes import Situation
 from loadtune.changes.stack import OF_LEFT, Stack
 from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
-from loadtune.model.answers import WORTH, is_enough, of_segment, propose
+from loadtune.model.answers import ENOUGH, HELD, WORTH, of_segment, propose
 from loadtune.model.fit import ThroughputModel, points_at, segments_of
 from loadtune.model.resources import Job
 from loadtune.records.answer import Failed
@@ -25,9 +25,8 @@ from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Trial, TrialOrigin
 from loadtune.report.store import STUDY_FILE
-from loadtune.run import Run
 from loadtune.run.budget import Budget
-from loadtune.run.measure import expected_seconds, outcome_text
+from loadtune.run.measure import Run, expected_seconds, outcome_text
 from loadtune.run.state import Resumable
 from loadtune.search.space import EPOCH_STEPS, SearchSpace, largest_batches, size
 from loadtune.statistics.interval import Interval
@@ -115,7 +114,7 @@ class Search:
         at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
         if expected < WORTH and (longer & faster).any():
             return ""
-        if is_enough(expected, self._held):
+        if expected < ENOUGH and len(self._held) >= HELD and all(self._held[-HELD:]):
             return "no other configuration is likely to be faster"
         return Next(config=configs[weighed[at]], origin="search", predicted=predicted, expected=expected)
 
@@ -270,11 +269,11 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
         while isinstance(asked := _upcoming(state, budget, search, begun_s, num_before), Next):
             shown.ask(asked.config)
             show()
-            trial = _tried(run, asked)
+            outcome = _tried(run, asked)
+            trial = Trial.of(asked.config, outcome, number=len(trials), origin=asked.origin, predicted=asked.predicted)
             trials.append(trial)
             journal.save()
-            outcome = outcome_text(trial.config, trial.outcome)
-            journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome}")
+            journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome_text(asked.config, outcome)}")
             shown.tell(trial)
             search.saw(trial)
         show()
@@ -308,22 +307,14 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
     return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else ""
 
 
-def _tried(run: Run, asked: Next) -> Trial:
+def _tried(run: Run, asked: Next) -> Measurement | TrialFailure:
     """Run it. What cannot be run again twice in the time left is of no use, unless it is the user's own. Raises
     WorkloadError for an error that the user can correct."""
     limit_s = math.inf if asked.config == run.state.yours else run.budget.left_s / (1 + MIN_RUNS)
     outcome = run.timed(asked.config, limit_s)
-    measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
     if not asked.config.remedies:
         raise_for_the_user(outcome)
-    return Trial(
-        number=len(run.state.trials),
-        config=asked.config,
-        origin=asked.origin,
-        predicted=asked.predicted,
-        measurement=measured,
-        failure=failure,
-    )
+    return outcome
 
 
 # What can run: by the memory ceilings, the host's memory now, and the trials that failed

@@ -12,7 +12,6 @@ import logging
 import math
 import sqlite3
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -38,14 +37,6 @@ STUDY_NAME = "loadtune"
 HOST = "127.0.0.1"
 
 
-@cache
-def _tables() -> bytes:
-    """An empty storage. To make one takes longer than all else that a run does with its study."""
-    database = sqlite3.connect(":memory:")
-    RDBStorage("sqlite://", {"creator": lambda: database, "poolclass": StaticPool})
-    return database.serialize()
-
-
 class OptunaStudy:
     """Tell it what is tried by `ask`, and the outcome by `tell`.
 
@@ -57,9 +48,7 @@ class OptunaStudy:
         # Ctrl-C in a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
         logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
-        self._database.deserialize(_tables())
-        engine = {"creator": lambda: self._database, "poolclass": StaticPool}
-        self._storage = RDBStorage("sqlite://", engine, skip_compatibility_check=True, skip_table_creation=True)
+        self._storage = RDBStorage("sqlite://", {"creator": lambda: self._database, "poolclass": StaticPool})
         level = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # a new study is announced on stderr, in a display
         try:

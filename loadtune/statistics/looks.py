@@ -25,10 +25,10 @@ DRIFT = 0.015
 standard deviation, as a share. Without it 6.1% of runs of a steady loop were called different, with it none."""
 
 
-def ratio(old: Sequence[float], new: Sequence[float], *, error: float = ERROR, num_looks: int = len(LOOKS)) -> Interval:
+def ratio(old: Sequence[float], new: Sequence[float], *, num_looks: int = len(LOOKS)) -> Interval:
     """Mean of `new` ÷ mean of `old`, seconds of blocks, with the interval of one look. No limits: one side has one."""
     before, after = (mean_of_series(seconds, [1.0] * len(seconds)) or Mean(0.0) for seconds in (old, new))
-    return ratio_of(before, after, error / num_looks, DRIFT)
+    return ratio_of(before, after, ERROR / num_looks, DRIFT)
 
 
 def bracket(*ratios: Interval) -> Interval:

@@ -21,6 +21,7 @@ import torch
 
 from loadtune.errors import harmless, raised_by_handler
 from loadtune.stream import torch_private as private
+from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
 from loadtune.stream.worker_init import is_given
@@ -193,6 +194,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         base_seed: int,
         table: SampleTable,
         sample_error: SampleError | None,
+        looks: Looks | None = None,
         *,
         deferred: bool,
     ) -> None:
@@ -216,7 +218,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             num_workers,
             stream,
             multiprocessing_context=self._starter or loader.multiprocessing_context,
-            worker_init_fn=RowWriter(table, self.rows.start, init, sample_error, again),
+            worker_init_fn=RowWriter(table, self.rows.start, init, sample_error, again, looks, loader.collate_fn),
         )
         try:
             super().__init__(view, stream, base_seed)
@@ -404,12 +406,19 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
     is_fed, rows = True, range(0)
 
     def __init__(
-        self, loader: Any, stream: IndexStream, base_seed: int, table: SampleTable, sample_error: SampleError | None
+        self,
+        loader: Any,
+        stream: IndexStream,
+        base_seed: int,
+        table: SampleTable,
+        sample_error: SampleError | None,
+        looks: Looks | None = None,
     ) -> None:
         super().__init__(private.view(loader, 0, stream), stream, base_seed)
         table.release(table.reserve(0))  # clears the rows of workers that died: what hangs from now on is not theirs
         fetcher: Any = self._dataset_fetcher
         fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
+        self._watch = None if looks is None else looks.watch(None, loader.dataset, loader.collate_fn)
 
     def _next_index(self) -> Any:
         return self._drawn
@@ -418,7 +427,8 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         drawn = self.stream.draw(as_asked=True)
         self._drawn = drawn[1]
         try:
-            return super()._next_data()
+            with self._watch or contextlib.nullcontext():
+                return super()._next_data()
         finally:  # after an error or Ctrl-C the batch is gone, as in torch
             self.stream.delivered(drawn)
             self.num_delivered += 1
@@ -431,9 +441,12 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
 
     def feed(self) -> None: ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        self.close()
 
-    def close(self, patience_s: float | None = None) -> None: ...
+    def close(self, patience_s: float | None = None) -> None:
+        if self._watch is not None:
+            self._watch.stop()
 
 
 class _Starter:

@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, ClassVar
 
 from loadtune.units import counted
 
 _MAX_KEPT = 7
-_NUM_ROWS = 6_500  # what is not written takes no memory
+NUM_ROWS = 6_500
 _NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 
@@ -38,6 +38,8 @@ class Row(ctypes.Structure):
     """Batches but the first."""
     made_s: float
     """Seconds in which it fetched and collated those, waiting included."""
+    made_s2: float
+    """The sum of the squares of those."""
     cpu_s: float
     """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
     ready_s: float
@@ -54,7 +56,9 @@ class Row(ctypes.Structure):
     batch: Any
     """That batch's first indices."""
 
-    _NAMES = "num_begun num_ended began_s first_s num_timed made_s cpu_s ready_s draws digest pid batch_size index"
+    _NAMES = (
+        "num_begun num_ended began_s first_s num_timed made_s made_s2 cpu_s ready_s draws digest pid batch_size index"
+    )
     _fields_ = [(name, ctypes.c_double) for name in _NAMES.split()] + [("batch", ctypes.c_double * _MAX_KEPT)]
 
 
@@ -74,36 +78,51 @@ class Loading:
     """Batches that this process began, this one included."""
 
 
-class SampleTable:
-    """A row for the training process and one for each worker of its loader. Goes to workers by fork and by pickle."""
+class SharedMemory:
+    """Goes to workers by fork and by pickle. What is not written takes no memory."""
+
+    _NUM_BYTES: ClassVar[int]
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """``descriptor``: of a table that another process made; it is kept. None: a new one."""
-        size = ctypes.sizeof(Row) * _NUM_ROWS
+        """``descriptor``: of memory that another process made; it is kept. None: new memory."""
         if descriptor is None:
             descriptor = os.memfd_create("loadtune-samples")
-            os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, self._NUM_BYTES)
         self._descriptor, self._close = descriptor, weakref.finalize(self, os.close, descriptor)
-        self._rows = (Row * _NUM_ROWS).from_buffer(mmap.mmap(descriptor, size))
-        self._reserved: list[range] = []
-        self._lock = threading.Lock()  # pools end in threads of their own
+        self._memory = mmap.mmap(descriptor, self._NUM_BYTES)
 
     def __reduce__(self) -> Any:
-        return _reopened, (reduction.DupFd(self._descriptor),)
+        return _reopened, (type(self), reduction.DupFd(self._descriptor))
 
     def fileno(self) -> int:
         return self._descriptor
 
     def close_descriptor(self) -> None:
-        """The table stays readable, and can be handed to no further process."""
+        """The memory stays readable, and can be handed to no further process."""
         self._close()
+
+
+def _reopened(kind: type[SharedMemory], duplicate: Any) -> SharedMemory:
+    return kind(duplicate.detach())
+
+
+class SampleTable(SharedMemory):
+    """A row for the training process and one for each worker of its loader."""
+
+    _NUM_BYTES = ctypes.sizeof(Row) * NUM_ROWS
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        super().__init__(descriptor)
+        self._rows = (Row * NUM_ROWS).from_buffer(self._memory)
+        self._reserved: list[range] = []
+        self._lock = threading.Lock()  # pools end in threads of their own
 
     def reserve(self, num_workers: int) -> range:
         """Rows for the workers of a pool, cleared, after those of the pools that are there."""
         with self._lock:
             first = self._reserved[-1].stop if self._reserved else 0
             rows = range(first, first + num_workers)
-            if rows.stop > _NUM_ROWS - _FIRST_WORKER:
+            if rows.stop > NUM_ROWS - _FIRST_WORKER:
                 raise ValueError(f"{rows.stop} workers are more than this table has rows for.")
             self._clear(rows if self._reserved else range(int(self._rows[_HEADER].num_begun)))
             self._reserved.append(rows)
@@ -173,10 +192,6 @@ def begin_batch(row: Row, indices: Sequence[Any]) -> None:
     row.pid = os.getpid()
     row.num_begun += 1
     row.batch_size = len(indices)
-
-
-def _reopened(duplicate: Any) -> SampleTable:
-    return SampleTable(duplicate.detach())
 
 
 @dataclass(slots=True)

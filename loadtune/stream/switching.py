@@ -27,6 +27,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
+from loadtune.stream.looks import Looks, Watch, Watching
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError, RandomSamplesError
 from loadtune.stream.sample_table import Row, SampleTable
 from loadtune.stream.torch_private import plain_iterator
@@ -78,6 +80,7 @@ class SwitchingIterator:
         known: list[Any] | None = None,
         exact: bool = False,
         told_workers: int | None = None,
+        looks: Looks | None = None,
     ) -> None:
         """``loader``: is left as it is. A `LoaderView` of one that refers to this iterator, so that there is no cycle.
 
@@ -85,12 +88,13 @@ class SwitchingIterator:
         loading process with an exception and its sample's index. ``may_ask_ahead``, ``known``: see `IndexStream`.
         ``exact``: workers of a switch are withdrawn before they deliver, unless their samples are the same.
         ``told_workers``: what a ``worker_init_fn`` gets as their number. None: their number.
+        ``looks``: where it is noted what takes the time of those that load. None: nowhere.
         """
         global _closes_at_exit
         if not _closes_at_exit:  # after torch's own, so that it runs before: torch's workers do not end later any more
             atexit.register(_close_all)
             _closes_at_exit = True
-        self._loader, self._sample_error, self._exact = loader, sample_error, exact
+        self._loader, self._sample_error, self._exact, self._looks = loader, sample_error, exact, looks
         self.own = loader.num_workers
         self.num_workers = self.own if num_workers is None else num_workers
         """Asked for last. They deliver when they are ready."""
@@ -102,13 +106,14 @@ class SwitchingIterator:
         self._coming: deque[_Switch] = deque()
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
+        self._watch: Watch | None = None
         self._late: tuple[int, int] | None = None
         """Workers that start at the first batch of the epoch, and their base seed. None: they have started."""
         self._private = torch.Generator()
         self._pid = os.getpid()  # from here on there is something to end
         _live.add(self)
         if loader._dataset_kind != private.MAP_STYLE or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-            self._plain = plain_iterator(loader)
+            self._begin_plain(loader)
             return
         own_ahead = self.own * (loader.prefetch_factor or 2)
         self._stream = IndexStream(loader._index_sampler, own_ahead, may_ask_ahead)
@@ -134,7 +139,7 @@ class SwitchingIterator:
 
     def __next__(self) -> Any:
         if self._plain is not None:
-            return next(self._plain)
+            return self._next_plain()
         if self._late is not None:
             late, self._late = self._late, None
             self._begin_with(*late)
@@ -173,6 +178,27 @@ class SwitchingIterator:
         if self.has_ended:
             raise StopIteration
         raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
+
+    def _begin_plain(self, loader: Any) -> None:
+        """Torch's own iterator, whose processes are looked at as those of others are."""
+        init, self._watch = loader.worker_init_fn, None
+        if self._looks is not None:
+            init = Watching(self._looks, loader.collate_fn, init)
+        self._plain = plain_iterator(loader, init, before=self._plain)
+        if self._looks is not None and not loader.num_workers:
+            self._watch = self._looks.watch(None, loader.dataset, loader.collate_fn)
+
+    def _next_plain(self) -> Any:
+        try:
+            with self._watch or nullcontext():
+                return next(self._plain)
+        except StopIteration:
+            self._stop_watching()
+            raise
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
 
     def delivering(self) -> Any:
         """Torch's iterator, or ours in its place, that delivers, or was the last to deliver."""
@@ -282,7 +308,7 @@ class SwitchingIterator:
         """``base_seed``: of workers that start now. None: they start later; an error is a PoolFailedError then, too."""
         deferred = base_seed is None
         seed = _random_seed(self._private) if base_seed is None else base_seed
-        common = (self._stream, seed, self.table, self._sample_error)
+        common = (self._stream, seed, self.table, self._sample_error, self._looks)
         if num_workers == 0:
             return InProcess(self._loader, *common)
         try:
@@ -348,7 +374,7 @@ class SwitchingIterator:
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch with the workers that are there: what `persistent_workers` asks for."""
         if self._plain is not None:
-            self._plain = plain_iterator(loader, before=self._plain)
+            self._begin_plain(loader)
             return
         while len(self._lane) > 1:
             self._in_background(self._lane.popleft().close)
@@ -369,6 +395,7 @@ class SwitchingIterator:
         if getattr(self, "_pid", None) != os.getpid():  # of a process that was forked from the one that made it
             return
         if self._plain is not None:
+            self._stop_watching()
             getattr(self._plain, "_shutdown_workers", lambda: None)()
             return
         coming = [switch.source for switch in self._coming if switch.source is not None]

@@ -35,6 +35,16 @@ FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 
 
+def dataset_of_worker() -> Any:
+    """As this worker has it."""
+    worker: Any = _utils.worker
+    return worker._worker_info.dataset
+
+
+FEEDER = "QueueFeederThread"
+"""Name of the thread of a queue: a worker's pickles its batches, copies tensors to shared memory and sends them."""
+
+
 def draws_as_torch() -> bool:
     """Whether torch's iterators draw indices in torch's own way. Ours do not call what a toolkit puts in its place."""
     return _BaseDataLoaderIter._next_index.__module__ == _BaseDataLoaderIter.__module__
@@ -100,9 +110,11 @@ def view(loader: Any, num_workers: int, index_sampler: Any = (), **changes: Any)
     )
 
 
-def plain_iterator(loader: Any, *, before: Any = None) -> Any:
-    """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
-    seen = view(loader, loader.num_workers, loader._index_sampler, generator=loader.generator)
+def plain_iterator(loader: Any, worker_init_fn: Any, *, before: Any = None) -> Any:
+    """Torch's own iterator over the loader. ``worker_init_fn``: in place of the loader's. ``before``: the last epoch's,
+    whose persistent workers go on."""
+    changes = {"generator": loader.generator, "worker_init_fn": worker_init_fn}
+    seen = view(loader, loader.num_workers, loader._index_sampler, **changes)
     if before is None or not loader.num_workers:
         return (MultiProcessIterator if loader.num_workers else SingleProcessIterator)(seen)
     before._reset(seen)

@@ -8,6 +8,7 @@ import functools
 import math
 import pickle
 import random
+import statistics
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +21,14 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from loadtune.stream import torch_private as private
+from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import Row, SampleTable, begin_batch
 
 _WATCHED = 8
 """Batches of each worker whose random numbers are looked at."""
+
+_FEWEST_WORKERS, _FEWEST_BATCHES, _SLOW, _ERRORS = 3, 8, 1.5, 4
+"""For a worker that is called slow: workers, batches of each, times as long, standard errors of its mean."""
 
 SampleError = Callable[[BaseException, object], None]
 """Called in the process that loads, with an exception and the index of the sample that raised it."""
@@ -38,11 +43,15 @@ class RowWriter:
     worker_init_fn: Callable[[int], Any] | None
     sample_error: SampleError | None = None
     load_again: Callable[[Row, Any], None] | None = None
+    looks: Looks | None = None
+    collate_fn: Any = None
 
     def __call__(self, worker_id: int) -> None:
         row, fetch = self.table.row(self.first_row + worker_id), private.FETCHERS[0].fetch
         for fetcher in private.FETCHERS:
             fetcher.fetch = watched(fetcher.fetch, row, self.sample_error)
+        if self.looks is not None:
+            self.looks.watch(self.first_row + worker_id, private.dataset_of_worker(), self.collate_fn)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
         if self.load_again is not None:
@@ -100,6 +109,7 @@ def watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
         else:
             row.num_timed += 1
             row.made_s += seconds
+            row.made_s2 += seconds**2
         return data
 
     return fetch_and_note
@@ -110,6 +120,20 @@ def _noting(indices: Iterable[Any], row: Row) -> Iterator[Any]:
         if isinstance(index, int):
             row.index = index
         yield index
+
+
+def slow_worker(workers: Sequence[Row]) -> tuple[int, float] | None:
+    """The worker that takes clearly longer for a batch than the others: (its number, how many times as long as the
+    median worker). Batches are dealt in turn, so the others wait for it. None: there is none, or too little is known.
+    """
+    if len(workers) < _FEWEST_WORKERS or any(worker.num_timed < _FEWEST_BATCHES for worker in workers):
+        return None
+    means = [worker.made_s / worker.num_timed for worker in workers]
+    number, usual_s = max(range(len(means)), key=means.__getitem__), statistics.median(means)
+    slow = workers[number]
+    error_s = math.sqrt(max(0.0, slow.made_s2 / slow.num_timed - means[number] ** 2) / slow.num_timed)
+    times = means[number] / max(1e-9, usual_s)
+    return (number, times) if times >= _SLOW and means[number] - usual_s > _ERRORS * error_s else None
 
 
 def num_made(workers: Iterable[Row], now: float) -> float:

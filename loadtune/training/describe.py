@@ -358,7 +358,6 @@ def describe(
         min_batch_size=trained[0],
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
         memory_capacity_bytes=memory.capacity_bytes(),
-        memory_budget_bytes=memory.budget_bytes(),
         code=code_of(workload),
         torchvision=getattr(sys.modules.get("torchvision"), "__version__", None),
         own_loader=loader.settings(samples.num) if "loader" in workload.own else None,

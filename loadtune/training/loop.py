@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import RandomSampler
 
 from loadtune.records.config import LoaderConfig
+from loadtune.records.loading import KEPT_STEPS
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.stream import torch_private
+from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import Row, SampleTable
 from loadtune.stream.switching import SwitchingIterator
 from loadtune.stream.torch_private import Depth
@@ -66,9 +68,16 @@ class EndlessLoader:
     """
 
     def __init__(
-        self, workload: Workload, config: LoaderConfig, *, number: int = 0, table: SampleTable | None = None
+        self,
+        workload: Workload,
+        config: LoaderConfig,
+        *,
+        number: int = 0,
+        table: SampleTable | None = None,
+        looks: Looks | None = None,
     ) -> None:
-        """``table``: says which samples are being loaded, to whoever else can read it."""
+        """``table``: says which samples are being loaded, to whoever else can read it. ``looks``: what takes the time
+        of those that load; it goes on where earlier loaders of these settings left it. None: nobody looks."""
         seed = workload.spec.seed + number
         parts = self._parts = workload.loader
         self.config = config
@@ -76,9 +85,9 @@ class EndlessLoader:
         if parts.batch_size_is_free:
             given["drop_last"] = True
         if not (parts.batched_fetch or parts.batches_are_ready):
-            given["collate_fn"] = partial(named_collate, parts.collate_fn)
+            given["collate_fn"] = named_collate(parts.collate_fn)
         self._loader: Any = parts.make(config, **given, generator=torch.Generator().manual_seed(seed))
-        self._table = table
+        self._table, self._looks = table, looks
         self._iterator: SwitchingIterator | None = None
         self._begun_s = self._first_s = 0.0
 
@@ -106,7 +115,9 @@ class EndlessLoader:
     def _started(self) -> SwitchingIterator:
         if self._iterator is None:
             with _unpicklable_named(self._parts):
-                self._iterator = SwitchingIterator(self._loader, table=self._table, sample_error=note_index)
+                self._iterator = SwitchingIterator(
+                    self._loader, table=self._table, sample_error=note_index, looks=self._looks
+                )
         return self._iterator
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
@@ -138,7 +149,7 @@ class EndlessLoader:
         return num_made(workers, time.monotonic()) - num_delivered
 
     def times(self) -> dict[str, Any]:
-        """What the start took and what a batch takes, under the names that `TrainingRun` has for them."""
+        """What the start took, what a batch takes and what steps that has, under the names of `TrainingRun`."""
         workers = self._workers()
         ready_s = max((each.ready_s - self._begun_s for each in workers if each.ready_s), default=0.0)
         first_s = min((each.first_s for each in workers if each.first_s), default=0.0)
@@ -147,6 +158,7 @@ class EndlessLoader:
             "ready_s": ready_s,
             "first_batch_s": ready_s + first_s if workers else self._first_s,
             "batch_s": sum(each.made_s for each in workers) / num_timed if num_timed else first_s,
+            "steps": () if self._looks is None else self._looks.steps()[:KEPT_STEPS],
         }
 
     def _workers(self) -> list[Row]:

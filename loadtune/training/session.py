@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +20,7 @@ from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, non_finite_loss
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.result import Examined
+from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import SampleTable
 from loadtune.training.describe import Samples, describe, match_random_targets, train_small
 from loadtune.training.failures import Circumstances, failure_from, leaves_context_intact, watched
@@ -62,6 +63,8 @@ class Session:
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
         self._jobs = RemediedJobs(self._workload, self._device, line)
+        # By loader and remedies: one run is too short to tell steps, and what was seen is kept for the next.
+        self._looks_at = lru_cache(maxsize=16)(lambda *_: Looks())
         self.memory.remember_idle()
 
     def recovers(self) -> bool:
@@ -127,7 +130,9 @@ class Session:
         trainer = self._trainer(config.recipe, size, sums_losses=True, remedies=config.remedies)
         warm_up(trainer, self._samples.resident(size, trainer), self._line)
         job = self._jobs.job(config.remedies)
-        with closing(EndlessLoader(job, config.loader, number=number, table=self._line.samples)) as batches:
+        looks = self._looks_at(config.loader, config.remedies)
+        loader = EndlessLoader(job, config.loader, number=number, table=self._line.samples, looks=looks)
+        with closing(loader) as batches:
             run = time_training(trainer, batches, window_s, self._line, self.memory)
         trainer.close()
         return run

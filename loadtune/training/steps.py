@@ -163,7 +163,6 @@ def try_steps(
         first_step_peak_bytes=steps.peaks_bytes["first step"],
         steady_peak_bytes=steps.peaks_bytes.get("steady steps"),
         reserved_peak_bytes=max(steps.reserved_bytes, default=None),
-        partial_batch_size=asked.partial_batch_size if asked.verify else None,
         num_alloc_retries=num_retries,
         num_steady_retries=steps.last_retries if asked.verify else None,
         budget_bytes=budget,

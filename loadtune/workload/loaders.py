@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -124,13 +125,19 @@ class LoaderParts:
         return DataLoader(self.dataset, **kwargs)
 
 
-def named_collate(function: Callable[[Any], Any] | None, given: Any) -> Any:
-    """Call a collate function whose errors are reported as its own, and not as those of the last sample."""
+def named_collate(function: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """A collate function whose errors are reported as its own, and not as those of the last sample. What it calls is
+    its ``__wrapped__``: the steps of loading are named by that."""
+    own = function or default_collate
+    return update_wrapper(partial(collate, own), own, (), ())
+
+
+def collate(function: Callable[[Any], Any], given: Any) -> Any:
     size = f", for a batch of {counted(len(given), 'sample')}" if isinstance(given, list) else ""
     sentence = (
         f"The collate function raised {{}}{size}. It has to accept every batch size; --max-batch-size limits them"
     )
-    return call_named(sentence, function or default_collate, given)
+    return call_named(sentence, function, given)
 
 
 class Endless:

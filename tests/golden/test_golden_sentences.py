@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from page_rig import config, explained, golden
+from page_rig import config, explained, golden, measurement
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
 from loadtune.records.config import Recipe, TrialConfig
+from loadtune.records.loading import LoadingStep
 from loadtune.records.result import Finalist, TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.compare import compare
 from loadtune.report.live import progress_line
 from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.wording import best_with_changes, bottleneck_sentence
+from loadtune.report.wording import best_with_changes, bottleneck_sentence, limit_sentences
 from loadtune.statistics.interval import Interval
 from loadtune.stream.sample_table import Loading, did_not_return_text
 from loadtune.units import bytes_text, counted, percent_text, seconds_text
@@ -33,6 +34,12 @@ MEASURED: dict[str, Any] = {
     "first_blocked_fraction": 0.675,
 }  # fmt: skip
 EPOCHS = {"first_epochs_s": [48.0, 48.0]}
+STEPS = [
+    LoadingStep(name="RandomResizedCrop", share=0.52, waits=0.0),
+    LoadingStep(name="train.py:31 Image.open(path)", share=0.27, waits=0.8),
+    LoadingStep(name="ToTensor", share=0.08, waits=0.1),
+    LoadingStep(name="collate_fn: default_collate", share=0.07, waits=None),
+]
 OF_RANKS = {"samples_per_s": 300.0, "blocked_s": 18.0, "bottleneck": "workers"}
 
 
@@ -52,6 +59,13 @@ def limited(rate: float) -> TuningResult:
     return replace(explained(), best=best, best_at_your_batch=best)
 
 
+def loads(probability: float) -> TuningResult:
+    """With this probability the cores limit it, which mostly load."""
+    pinning, device = explained().bottleneck.limits
+    cores = replace(pinning, resource="cores", probability=probability, shares={"loading": 0.7, "computing": 0.3})
+    return explained(limits=tuple(sorted((pinning, cores, device), key=lambda each: -each.probability)))
+
+
 def changed(**more: Any) -> TuningResult:
     return replace(golden(), remedies=replace(golden().remedies, **more))
 
@@ -69,6 +83,7 @@ def answer(result: TuningResult, *resume: str) -> list[str]:
 
 
 GOLDEN, BEST, YOURS = golden(), golden().best.config, golden().yours
+WAITING = (measurement(4050.0, steps=GOLDEN.steps),)
 NONE_GIVEN = replace(GOLDEN, best_at_your_batch=None)
 NO_ANSWER = replace(NONE_GIVEN, remedies=None, best=None, finalists=())
 STEP_ALONE = replace(YOURS, recipe=Recipe(precision="bf16", memory_format="channels_last"))
@@ -112,6 +127,17 @@ SAID = {
     "exec: rates are those of all ranks, and a loop that still waits gets the reason": summary(
         [kept(rank=rank, **OF_RANKS) for rank in (0, 1)]
     ),
+    "exec: three steps of loading are told where it limited the loop": summary([kept(steps=STEPS)]),
+    "exec: where cores are the bound, the first step is to be made cheaper": summary(
+        [kept(steps=STEPS[2:], bottleneck="cores")]
+    ),
+    "exec: where the first step waits, workers help": summary([kept(steps=STEPS[1:], bottleneck="workers")]),
+    "exec: a worker that is slower than the others is named": summary(
+        [kept(steps=STEPS[2:], slow_worker=3, slow_times=2.13)]
+    ),
+    "exec: where nobody waited for data, no step is told": summary(
+        [kept(steps=STEPS, blocked_s=1.0, first_blocked_fraction=0.04)]
+    ),
     "exec: loaders with too few batches share a line that says how many are needed": summary(
         [
             short(40, num_batches=15, epoch_batches=5, total_s=3.0),
@@ -123,6 +149,12 @@ SAID = {
     "bottleneck: the batch size is told where it is not the user's own": bottleneck_sentence(explained()),
     "bottleneck: a model that does not hold names nothing and says why": bottleneck_sentence(
         explained(holds=False, num_missed=3)
+    ),
+    "bottleneck: a resource that loads has the largest step, and three steps are told": limit_sentences(loads(1.0)),
+    "bottleneck: where loading nearly limits, steps are told": limit_sentences(loads(0.2)),
+    "bottleneck: where loading does not limit, no step is told": limit_sentences(loads(0.05)),
+    "bottleneck: where training waits for data and no model fits, steps are told": limit_sentences(
+        replace(explained(holds=False), finalists=(replace(GOLDEN.finalists[0], runs=WAITING),))
     ),
     "changes: settings are told where they are not those of the answer": best_with_changes(changed(config=FEWER)),
     "changes: what does not gain is not told": best_with_changes(

@@ -14,7 +14,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfi
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Bottleneck, Finalist
-from loadtune.run import Run
+from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.search.search import model_job
 from loadtune.training import TrainingClient

@@ -40,7 +40,7 @@ def free_bytes() -> int:
 def test_it_describes_what_is_there(training: TrainingClient) -> None:
     facts = training.describe()
     assert facts.precisions == ("fp32", "fp16", "bf16")
-    assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
+    assert facts.memory_capacity_bytes > 0
     assert facts.input_shape == (3, 224, 224)
 
 

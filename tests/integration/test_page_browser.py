@@ -61,6 +61,8 @@ def test_it_draws_everything_asks_for_nothing_and_runs_no_ones_words(browser, pa
     plots = "[...document.querySelectorAll('.plot')]"
     assert browser.evaluate(f"{plots}.length") >= 7
     assert browser.evaluate(f"{plots}.every((plot) => plot.querySelector('svg.main-svg'))")
+    names = "[...document.querySelectorAll('#loading .legendtext')].map((name) => name.textContent)"
+    assert "48% RandomResizedCrop" in browser.evaluate(names)
 
 
 def test_a_heading_sorts_by_value_and_leaves_what_is_missing_at_the_end(opened) -> None:

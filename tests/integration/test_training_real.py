@@ -64,7 +64,7 @@ def test_describes_what_it_found(training):
     assert facts.precisions == ("fp32", "bf16")
     assert facts.min_batch_size == 1
     assert 0 < facts.sample_s < 1
-    assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
+    assert facts.memory_capacity_bytes > 0
     assert training.describe() is facts
     names = [part.name for part in facts.code]
     assert "training_workloads.py" in names
@@ -104,6 +104,15 @@ def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(slow):
     run = slow.time_training(trial(num_workers=2), 0.2, Windows(enough=2))
     assert 0 < run.ready_s < run.first_batch_s - BATCH_S
     assert run.batch_s >= BATCH_S
+
+
+def test_runs_too_short_to_tell_a_step_tell_it_together(slow):
+    for _ in range(20):
+        run = slow.time_training(trial(num_workers=0), 0.2, Windows(enough=4))
+        if run.steps:
+            break
+    assert run.steps[0].name.startswith("training_workloads.py:")
+    assert run.steps[0].name.endswith("time.sleep(0.005)")
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(training):

@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
@@ -39,6 +38,7 @@ _LINES: dict[Resource, tuple[str, str]] = {
     "main": (RED, "dot"),
     "device": (GREEN, "longdashdot"),
 }
+_STEPS = (BLUE, ORANGE, GREEN, PINK, SKY)
 _ROOM = 1.6
 """Height of the roofline ÷ the highest rate that was predicted or measured: a resource may allow far more than that."""
 _NAME_WIDTH = 26
@@ -64,15 +64,6 @@ def text(words: str) -> str:
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
-
-
-def counting_axis(title: str, last: int, **more: Any) -> dict[str, Any]:
-    """Of whole numbers up to ``last``: plotly.js would also mark those between, and round them."""
-    return axis(title, dtick=max(1, last // 8), **more)
-
-
-def rate_axis(**more: Any) -> dict[str, Any]:
-    return axis("samples/s", rangemode="tozero", tickformat=",~r", **more)
 
 
 def points(name: str, found: Sequence[Point], **look: Any) -> Trace:
@@ -110,15 +101,6 @@ def straight(colour: str, label: str, along: str, at: float) -> Trace:
     return {"type": "line", **ends, "label": named, "line": {"color": colour, "width": 1, "dash": "dash"}}
 
 
-def lying(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], **layout: Any) -> Panel:
-    """Bars or points at 0, 1, … from top to bottom, each place with its name of one line or more."""
-    wrapped = ["<br>".join(textwrap.wrap(name, _NAME_WIDTH)) for name in names]
-    lines = max(name.count("<br>") + 1 for name in wrapped)
-    places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": wrapped}
-    layout |= {"xaxis": scale, "yaxis": {**places, "range": [len(names) - 0.5, -0.5]}}
-    return Panel(data=traces, layout=layout, height_px=120 + len(names) * (14 * lines + 16))
-
-
 def kind_of(result: TuningResult, config: TrialConfig) -> str:
     if config == result.yours:
         return "baseline"
@@ -131,6 +113,34 @@ def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: st
     rate, waits = f"{wording.interval_text(run.throughput)} samples/s", percent_text(run.wait_fraction)
     peak = () if memory is None else (f"peak {bytes_text(memory)}",)
     return "<br>".join((*head, wording.settings_text(config), f"{rate}, {waits} blocked in next(loader)", *peak))
+
+
+def loading(result: TuningResult) -> list[Panel]:
+    """One bar of the best's steps of loading, hatched as far as they wait; all names are in the legend."""
+    shown = [
+        (f"{percent_text(step.share)} {step.text}", step.share, step.waits or 0.0)
+        for step in result.steps[: len(_STEPS)]
+    ]
+    if not shown:
+        return []
+    rest = 1.0 - sum(share for _, share, _ in shown)
+    shown += [(f"{percent_text(rest)} other steps", rest, 0.0)] if rest > 0.005 else []
+    look = {"type": "bar", "mode": None, "orientation": "h", "textposition": ["inside", "none"], "textangle": 0}
+    traces = list[Trace]()
+    for (name, share, waits), colour in zip(shown, (*_STEPS, GREY), strict=False):
+        words = "<br>".join(map(text, textwrap.wrap(name, 40)))
+        parts = [(share * (1 - waits), 0, words), (share * waits, 0, words)]
+        marker = {"color": colour, "pattern": {"shape": ["", "/"], "fillmode": "overlay"}}
+        traces.append(points(words, parts, marker=marker, insidetextanchor="middle", **look))
+    layout = {
+        "barmode": "stack",
+        "xaxis": axis("", range=[0, 1], tickformat=".0%"),
+        "yaxis": {"visible": False, "fixedrange": True},
+        "legend": {"traceorder": "normal", "maxheight": 0.8},
+        "margin": {"l": 16, "b": 28},
+        "uniformtext": {"minsize": 11, "mode": "hide"},
+    }
+    return [Panel(data=traces, layout=layout, height_px=180)]
 
 
 def roofline(result: TuningResult) -> list[Panel]:
@@ -147,8 +157,9 @@ def roofline(result: TuningResult) -> list[Panel]:
     top = _ROOM * max(rates, default=1.0)
     pinned = "pinned" if config.loader.pin_memory else "not pinned"
     layout = {
-        "xaxis": counting_axis("workers", most, range=[-0.02 * most, 1.03 * most or 1], zeroline=False),
-        "yaxis": rate_axis(range=[0, top]),
+        # Whole numbers: plotly.js would also mark those between, and round them.
+        "xaxis": axis("workers", dtick=max(1, most // 8), range=[-0.02 * most, 1.03 * most or 1], zeroline=False),
+        "yaxis": axis("samples/s", tickformat=",~r", range=[0, top]),
     }
     title = f"Batch {config.batch_size}, {config.precision}, {wording.recipe_text(config.recipe)}, {pinned}"
     traces = [*_prediction(roof), *_limits(found, roof, top), *measured]
@@ -210,29 +221,14 @@ def gains(result: TuningResult) -> list[Panel]:
         here = [point for is_measured, point in shown if is_measured == measured]
         traces.append(points(name, here, marker={**look, "symbol": symbol}))
     most = max(each.ratio.high or each.ratio.value for each in found)
-    names = [f"{each.name}: {ratio_text(each.ratio.value)}" for each in found]
-    scale = axis("samples/s after ÷ before", range=[0, 1.1 * most])
-    return [lying(names, traces, scale, shapes=[straight(GREY, "", "x", 1.0)])]
-
-
-def contestants(result: TuningResult) -> list[Panel]:
-    """Highest mean first, with every run beside it."""
-    known = sorted(result.finalists, key=lambda one: -one.samples_per_s)
-    if not known:
-        return []
-    kinds = [kind_of(result, one.config) for one in known]
-    colours = [_KINDS[kind]["color"] for kind in kinds]
-    heads = ["" if kind == "measured" else f"{kind}: " for kind in kinds]
-    names = [f"{head}{wording.settings_text(one.config)}" for head, one in zip(heads, known, strict=True)]
-    words = [f"mean of {len(one.runs)}: {wording.interval_text(one.throughput)} samples/s" for one in known]
-    means = [(one.throughput, place, words[place]) for place, one in enumerate(known)]
-    ran = [(place, one.config, run) for place, one in enumerate(known) for run in one.runs]
-    runs = [(run.samples_per_s, place, hover(result, config, run)) for place, config, run in ran]
-    bars = points("mean", means, marker={"color": colours, "opacity": 0.35}, orientation="h")
-    own = [colours[place] for _, place, _ in runs]
-    dots = points("run", runs, marker={"color": own, "size": 9, "line": {"width": 1, "color": GREY}})
-    bars |= {"type": "bar", "mode": None, "textposition": "none"}
-    return [lying(names, [bars, dots], rate_axis(), showlegend=False)]
+    names = [textwrap.wrap(f"{each.name}: {ratio_text(each.ratio.value)}", _NAME_WIDTH) for each in found]
+    places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": list(map("<br>".join, names))}
+    layout = {
+        "xaxis": axis("samples/s after ÷ before", range=[0, 1.1 * most]),
+        "yaxis": {**places, "range": [len(names) - 0.5, -0.5]},
+        "shapes": [straight(GREY, "", "x", 1.0)],
+    }
+    return [Panel(data=traces, layout=layout, height_px=120 + len(names) * (14 * max(map(len, names)) + 16))]
 
 
 def _memory(ceiling: MemoryCeiling) -> Panel:
@@ -293,37 +289,12 @@ def timelines(result: TuningResult) -> list[Panel]:
     return panels
 
 
-def trials(result: TuningResult) -> list[Panel]:
-    """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
-    if not result.trials:
-        return []
-    timed, failed = list[tuple[TrialConfig, Point]](), list[Point]()
-    for trial in result.trials:
-        name, run, failure = f"trial {trial.number}", trial.measurement, trial.failure
-        if run is not None:
-            words = hover(result, trial.config, run, f"{name}, {trial.origin}")
-            timed.append((trial.config, (trial.number, run.throughput, words)))
-        elif failure is not None:
-            words = f"{name}, failed<br>{wording.settings_text(trial.config)}<br>{text(failure.message)}"
-            failed.append((trial.number, 0, words))
-    rates = [rate.value for _, (_, rate, _) in timed]
-    best = line("best so far", [number for _, (number, *_) in timed], accumulate(rates, max), GREY, shape="hv")
-    traces = [best, *marks(result, timed), points("failed", failed, marker={"color": RED, "symbol": "x", "size": 9})]
-    last, top = max(trial.number for trial in result.trials), max(rates, default=1.0)
-    layout = {
-        "xaxis": counting_axis("trial", last, range=[-0.6, last + 0.6]),
-        "yaxis": rate_axis(range=[-0.03 * top, 1.08 * top]),
-    }
-    return [Panel(data=traces, layout=layout)]
-
-
 def figures(result: TuningResult) -> dict[str, list[Panel]]:
     """By their anchor in the page; empty where there is nothing to draw."""
     return {
+        "loading": loading(result),
         "roofline": roofline(result),
         "gains": gains(result),
-        "finalists": contestants(result),
         "memory": [_memory(ceiling) for ceiling in result.ceilings],
         "timelines": timelines(result),
-        "trials": trials(result),
     }

@@ -128,7 +128,7 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
     return {
         "Answer": (*filter(None, kept), *wording.best_with_changes(result), *wording.batch_caution(result)),
-        "Bottleneck": wording.bottleneck_sentence(result),
+        "Bottleneck": wording.limit_sentences(result),
         "Memory format and optimizer, compute only": tuple(map(wording.recipe_line, result.recipes)),
         "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
         "Notes": notes,

@@ -6,12 +6,15 @@ from typer.testing import CliRunner
 
 from loadtune.cli import app
 from loadtune.inflight import account, files
+from loadtune.records.loading import LoadingStep
 
 
 def test_a_folder_of_what_was_found_is_a_table(tmp_path: Path) -> None:
     found = account.Account(name="Folder at train.py:31", own_workers=2, num_workers=12, kept_workers=12)
     found.samples_per_s, found.gain, found.gain_low, found.gain_high = 2_200.0, 3.4, 3.1, 3.8
+    found.steps = [LoadingStep(name="ToTensor", share=0.5, waits=None)]
     files.write_learnt(tmp_path / "0a.json", found)
+    assert files.read(tmp_path / "0a.json") == [found]
     (tmp_path / "torn.json").write_text('{"schema_version": 1')
     (tmp_path / "other.json").write_text("[]")
     shown = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})

@@ -41,16 +41,17 @@ def test_what_a_user_named_adds_no_element_and_ends_no_script(tmp_path) -> None:
     broken = TrialFailure(kind="crash", phase=BREAKOUT, message=BREAKOUT)
     first = replace(result.trials[0], measurement=None, failure=broken)
     host = replace(result.host, hostname=BREAKOUT)
-    page = page_of(
-        replace(result, trials=(first, *result.trials[1:]), notes=(BREAKOUT,), host=host, cut_short=BREAKOUT), tmp_path
-    )
+    probes = tuple(replace(each, failure=each.failure and broken) for each in result.ceilings[0].probes)
+    ceilings = (replace(result.ceilings[0], probes=probes), *result.ceilings[1:])
+    named_so = replace(result, host=host, ceilings=ceilings, notes=(BREAKOUT,), cut_short=BREAKOUT)
+    page = page_of(replace(named_so, trials=(first, *result.trials[1:])), tmp_path)
     elements = Elements(page)
     assert len(elements.named("script")) == page.count("</script") == 3
     assert not elements.named("img")
     assert "&lt;script&gt;alert(1)&lt;/script&gt; + resnet50" in page
     assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
     embedded = re.search(r'id="figures">(.*?)</script', page, re.DOTALL)[1]
-    failed = next(trace for trace in json.loads(embedded)["trials-0"]["data"] if trace["name"] == "failed")
+    failed = next(trace for trace in json.loads(embedded)["memory-0"]["data"] if trace["name"] == "failed")
     assert failed["text"][0].endswith(escape(BREAKOUT, quote=False))
     assert not set("<>&\u2028") & set(embedded)
 

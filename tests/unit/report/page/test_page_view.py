@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from page_rig import config, explained, golden, measured, measurement, with_trials
+from page_rig import config, explained, golden, measured, measurement
 
 from loadtune.records.facts import Device
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
-from loadtune.report.page.figures import Panel, contestants, figures, gains, roofline, timelines, trials
+from loadtune.report.page.figures import Panel, figures, gains, loading, roofline, timelines
 from loadtune.report.page.write import MOST_NOTES, board_view, limits_table, page_view
 from loadtune.report.tables import trial_table
 from loadtune.statistics.interval import Interval
@@ -67,22 +67,15 @@ def test_a_run_cut_short_claims_nothing_and_says_what_stands() -> None:
         assert scope in (page_view(replace(golden(), cut_short="interrupted", confirmed_whole=whole))["warning"] or "")
 
 
-def test_the_table_of_trials_sorts_by_figures_and_marks_the_best_and_every_trial_is_drawn_once() -> None:
+def test_the_table_of_trials_sorts_by_figures_and_marks_the_best() -> None:
     table = trial_table(golden())
     assert [each.outcome for each in table] == ["measured", "measured", "failed"]
     assert [each.by_column["samples/s"].order for each in table] == [1610, 4210, None]
     assert [each.is_best for each in table] == [False, True, False]
     assert len({tuple(each.by_column) for each in table}) == 1
-    result = with_trials(60)
-    found = traces(trials(result))
-    assert sorted(x for trace in found.values() if trace["mode"] == "markers" for x in trace["x"]) == list(range(60))
-    best = found["best so far"]["y"]
-    assert best == sorted(best)
-    assert best[-1] == max(t.measurement.samples_per_s for t in result.trials if t.measurement)
-    assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
 
 
-def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer_and_no_interval_is_drawn_below_0() -> None:
+def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer() -> None:
     result = golden()
     rival = Interval(value=0.9, low=0.3, high=2.5)
     kept = replace(result.best, config=result.yours, half_width_fraction=1.2, speedup=None, rival_gain=rival)
@@ -95,22 +88,36 @@ def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer_and_no_interval_
     assert (view["warning"], view["code"], view["confirmed"].title) == (None, [], "Not confirmed")
     assert row(view, "samples/s (95% CI)") == ("1,620 (0–3,564)",)
     assert not any(each.is_best for each in view["trials"])
-    names = {trace["name"] for key in ("trials", "roofline") for panel in view["figures"][key] for trace in panel.data}
-    assert "baseline" in names
+    names = {trace["name"] for panel in view["figures"]["roofline"] for trace in panel.data}
     assert "best" not in names
-    bars = traces(view["figures"]["finalists"])["mean"]
-    assert bars["error_x"]["arrayminus"] == bars["x"]
     assert board_view([replace(result, best=kept)])["rows"][0].outcome == "no answer"
 
 
-def test_contestants_are_shown_run_by_run_and_gains_are_their_steps_then_changes_of_the_code() -> None:
-    found = traces(contestants(golden()))
-    assert found["mean"]["x"] == [4050, 2800, 1620]
-    assert len(found["run"]["x"]) == 5
+def test_gains_are_the_steps_to_the_answer_then_changes_of_the_code() -> None:
     found = traces(gains(replace(explained(), remedies=golden().remedies)))
     assert found["measured"]["x"] == pytest.approx([2800 / 1620, 1.32, 1.27, 0.99])
     assert found["measured"]["error_x"]["array"][2] == pytest.approx(0.05)
     assert found["predicted"]["x"] == pytest.approx([1.05, 5250 / 4050])
+
+
+def test_the_steps_of_loading_are_one_bar_hatched_where_they_wait() -> None:
+    (panel,) = figures(golden())["loading"]
+    found = {trace["name"].replace("<br>", " "): trace for trace in panel.data}
+    assert list(found) == [
+        "48% RandomResizedCrop",
+        "24% train.py:31 Image.open(path)",
+        "10% ToTensor",
+        "8% collate_fn: default_collate",
+        "5% RandomHorizontalFlip",
+        "5% other steps",
+    ]
+    assert sum(sum(trace["x"]) for trace in panel.data) == pytest.approx(1.0)
+    waiting = found["24% train.py:31 Image.open(path)"]
+    assert waiting["x"] == pytest.approx([0.06, 0.18])
+    assert waiting["marker"]["pattern"]["shape"] == ["", "/"]
+    unseen = replace(golden(), best=golden().best_at_your_batch)
+    assert (unseen.steps, loading(unseen)) == ((), [])
+    assert replace(golden(), best=None).steps == ()
 
 
 def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_were_tried() -> None:

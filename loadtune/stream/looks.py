@@ -1,0 +1,468 @@
+"""Which steps of loading take the time: each process that loads looks at what is executed there.
+
+**Computing** is seen by a timer of the loading thread's own CPU time. When it expires, that thread itself notes what it
+executes, once Python looks for signals. Nobody waits for the interpreter's lock, so a short line counts for what it
+takes. The signal is one that is ignored by default; it comes only while the thread runs, so it ends no system call that
+waits.
+
+**Waiting** is seen by another thread, at random times: who waits does not keep the interpreter's lock. The kernel says
+whether it waits, and for how long it ran in all, by which the two are put together.
+
+**Operators**, as in ``image / 255``, are not followed by a look for signals: their time counts for the next call. Where
+the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
+time is moved.
+
+**How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 1% of a core.
+"""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from dis import opname
+from functools import cache, lru_cache, partial
+from itertools import chain
+from types import FrameType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from loadtune.records.loading import LoadingStep
+from loadtune.stream import torch_private as private
+from loadtune.stream.sample_table import NUM_ROWS, SharedMemory
+from loadtune.stream.stacks import Path, Places, path_of, places_of
+
+_OFTEN_PER_S, _SELDOM_PER_S, _NUM_OFTEN = 20.0, 1.0, 200
+_MOST_OF_CORE = 0.01
+_FEWEST = 40
+"""Looks at loading from which on steps are told: a share of 50% is then within 8 points in two of three cases."""
+_WRITE_S, _END_S = 0.5, 1.0
+_LOOKS_AFTER = ("CALL", "JUMP_BACKWARD", "RESUME")
+"""Instructions after which Python looks for signals, and lets other threads run."""
+_SLOT_BYTES, _NUM_KEPT = 1 << 14, 24
+_RUNTIME_BYTES = 1 << 20  # more than the interpreter's own state, which has its lock
+_SIGNAL = signal.SIGURG
+_MOST_NOTED, _MOST_PATHS = 100, 1000
+_HANDING: Path = ("handing over", "")
+
+
+def _none_seen() -> dict[Any, Any]:
+    """For each step an array: the looks that saw it compute, and those that saw it wait."""
+    return defaultdict(lambda: np.zeros(2))
+
+
+class _Found:
+    """What was seen in one process."""
+
+    def __init__(self, kept: bytes = b"[0, 0, 0, true, 0, [], []]") -> None:
+        """``kept``: what an earlier process left that had the same row."""
+        self.ran_s, self.waited_s, self.handed_s, self.knows_waits, self.num_random, steps, moves = json.loads(kept)
+        """Seconds in which the thread ran or was ready to, and others; and those in which the one ran that hands
+        batches over. `num_random`: looks at random times."""
+        self.moves = Counter[tuple[Path, Path]]()
+        """Of the looks at random times: what was executed, and for what its time counts."""
+        self.moves.update({(tuple(path), tuple(counted)): number for path, counted, number in moves})
+        self.steps: dict[Path, Any] = _none_seen()
+        self.steps.update((tuple(path), np.array(seen)) for path, seen in steps)
+
+    @property
+    def num_looks(self) -> float:
+        return float(sum(seen.sum() for path, seen in self.steps.items() if path))
+
+    def encoded(self) -> bytes:
+        largest = sorted(((path, seen.tolist()) for path, seen in self.steps.items()), key=lambda step: -sum(step[1]))
+        moves = [(*paths, number) for paths, number in self.moves.most_common(_NUM_KEPT)]
+        seconds = self.ran_s, self.waited_s, self.handed_s
+        kept = (*seconds, self.knows_waits, self.num_random, largest[:_NUM_KEPT], moves)
+        return json.dumps(kept, ensure_ascii=False).encode(errors="replace")
+
+    def seconds(self) -> Iterator[tuple[Path, Any]]:
+        """For each step the seconds in which it computes, and in which it waits."""
+        each = np.array((self.ran_s, self.waited_s)) / np.maximum(1e-9, sum(self.steps.values()))
+        found = _none_seen() | {path: seen * each for path, seen in self.steps.items()}
+        for (path, counted), number in self.moves.items():
+            moved_s = min(found[counted][0], number / self.num_random * (self.ran_s + self.waited_s))
+            found[counted] = found[counted] - (moved_s, 0.0)
+            found[path] = found[path] + (moved_s, 0.0)
+        yield from ((path, seconds) for path, seconds in found.items() if path)
+        if self.handed_s:
+            yield _HANDING, np.array((self.handed_s, 0.0))
+
+
+class Looks(SharedMemory):
+    """What the processes of one loader were seen to do: a slot for each row of workers and for the training process.
+
+    A worker goes on with what an earlier one of its row left. Nothing of the user's is in it but names of functions,
+    classes and files, and lines of source.
+    """
+
+    _NUM_BYTES = NUM_ROWS * (4 + _SLOT_BYTES)
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        super().__init__(descriptor)
+        self._lengths = memoryview(self._memory)[: 4 * NUM_ROWS].cast("I")
+
+    def watch(self, row_number: int | None, dataset: Any, collate_fn: Any) -> "Watch":
+        """Look at the thread that asks for it, until `Watch.stop` or the end of the process. Whoever traces or profiles
+        it, or uses the signal, is left alone.
+
+        ``row_number``: of the worker. None: it is the training process, which loads only within ``with watch:``.
+        """
+        slot, in_training = 0 if row_number is None else 1 + row_number, row_number is None
+        watch = Watch(self, slot, dataset, collate_fn, in_training=in_training)
+        with suppress(Exception):  # the system may give no timer, no pipe or no more threads
+            if _may_look():
+                watch.start()
+        return watch
+
+    def steps(self) -> tuple[LoadingStep, ...]:
+        """Of all processes together, the largest first. Empty: too little was seen."""
+        found = [self.read(slot) for slot, length in enumerate(self._lengths) if length]
+        total, named = _none_seen(), _none_seen()
+        for path, seconds in chain.from_iterable(each.seconds() for each in found if each.steps):
+            total[path] += seconds
+        whole = sum(seconds.sum() for seconds in total.values())
+        is_enough = sum(each.num_looks + each.handed_s * _OFTEN_PER_S for each in found) >= _FEWEST
+        for name, seconds in _named(total, whole / 2) if is_enough else ():
+            named[name] += seconds
+        know_waits = all(each.knows_waits for each in found)
+        steps = (
+            LoadingStep(
+                name=name,
+                share=float(seconds.sum() / whole),
+                waits=float(seconds[1] / seconds.sum()) if know_waits else None,
+            )
+            for name, seconds in named.items()
+            if seconds.sum() > 0
+        )
+        return tuple(sorted(steps, key=lambda step: -step.share))
+
+    def read(self, slot: int) -> _Found:
+        """Nothing where it is empty, or just being written."""
+        at = 4 * NUM_ROWS + slot * _SLOT_BYTES
+        written = bytes(self._memory[at : at + self._lengths[slot]])
+        is_whole = len(written) > 4 and zlib.crc32(written[4:]) == int.from_bytes(written[:4], "little")
+        return _Found(written[4:]) if is_whole else _Found()
+
+    def write(self, slot: int, found: _Found) -> None:
+        encoded = found.encoded()
+        written, at = zlib.crc32(encoded).to_bytes(4, "little") + encoded, 4 * NUM_ROWS + slot * _SLOT_BYTES
+        if len(written) <= _SLOT_BYTES:
+            self._memory[at : at + len(written)] = written
+            self._lengths[slot] = len(written)
+
+
+def _named(total: dict[Path, Any], half: float, depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """Names of steps. A line that has more than half of the looks, and leads to others, says little by itself: it is
+    divided into those."""
+    groups = defaultdict[Path, dict[Path, Any]](dict)
+    for path, seen in total.items():
+        groups[path[: min(depth, len(path) - 1)]][path] = seen
+    for group, members in groups.items():
+        seen = sum(members.values())
+        if seen.sum() > half and any(len(path) - 1 > depth for path in members):
+            yield from _named(members, half, depth + 1)
+        else:
+            called = [path[-1] for path, own in members.items() if path[:-1] == group and own.sum() > seen.sum() / 2]
+            yield (f"{group[-1]}  [{called[0]}]" if any(called) else group[-1])[:200], seen
+
+
+# In the process that loads
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """A ``worker_init_fn``: the worker is looked at, then runs the caller's own function."""
+
+    looks: Looks
+    collate_fn: Any
+    worker_init_fn: Callable[[int], Any] | None
+
+    def __call__(self, worker_id: int) -> None:
+        self.looks.watch(worker_id, private.dataset_of_worker(), self.collate_fn)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+class Watch:
+    """Looks at the thread that made this. It ends with the process; whatever fails in it ends it alone."""
+
+    def __init__(self, looks: Looks, slot: int, dataset: Any, collate_fn: Any, *, in_training: bool) -> None:
+        self._looks, self._slot, self._in_training = looks, slot, in_training
+        self._path_of = lru_cache(_MOST_PATHS)(partial(path_of, dataset=dataset, collate_fn=collate_fn))
+        self._whom, self._task = threading.get_ident(), threading.get_native_id()
+        self._found = looks.read(slot)
+        self._num_looks = self._found.num_looks
+        self._random = random.Random()  # the user's numbers stay as they are
+        self._timer: _Timer | None = None
+        self._thread: threading.Thread | None = None
+        self._feeder: BinaryIO | None = None
+        self._entered_s: tuple[float, float] | None = None
+        self._made, self._num_starts = time.monotonic(), 0
+
+    def __enter__(self) -> None:
+        """The training process loads from now on."""
+        if self._timer is not None:
+            self._entered_s = time.monotonic(), time.thread_time()
+            self._timer.go_on(1 / self._per_s())
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None and self._entered_s is not None:
+            self._timer.pause()
+            (begun_s, ran_s), self._entered_s = self._entered_s, None
+            self._count(time.monotonic() - begun_s, time.thread_time() - ran_s)
+
+    def start(self) -> None:
+        self._timer = _Timer()
+        if not self._in_training:
+            self._timer.go_on(1 / self._per_s())
+        _mind_forks()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """At first, and after a fork: about once a second at the most."""
+        if self._num_starts < 10 + time.monotonic() - self._made:
+            self._num_starts += 1
+            self._ends = threading.Lock()
+            self._ends.acquire()
+            self._thread = threading.Thread(target=self._run, name="loadtune-looks", daemon=True)
+            self._thread.start()
+            _watches.add(self)
+
+    def stop(self) -> None:
+        _watches.discard(self)
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.delete()
+        self.pause()
+
+    def pause(self) -> None:
+        """The thread is gone afterwards, also for the system, which Python 3.12 asks at a fork."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._ends.release()
+            thread.join(_END_S)
+            deadline = time.monotonic() + _END_S
+            while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+                time.sleep(1e-4)
+
+    def _run(self) -> None:
+        timer = self._timer
+        with suppress(Exception), _said_of(self._task, "syscall") as call, _said_of(self._task, "schedstat") as ran:
+            if timer is not None:
+                self._look(timer, call.fileno(), ran.fileno())
+        with suppress(Exception):
+            self._looks.write(self._slot, self._found)
+
+    def _look(self, timer: "_Timer", syscall: int, schedstat: int) -> None:
+        runtime = ctypes.cast(getattr(ctypes.pythonapi, "_PyRuntime", 0), ctypes.c_void_p).value or 0
+        begun = then = wrote = time.monotonic()
+        ran_s, handed_s, is_over = sum(_seconds(schedstat)), self._handed_s(), False
+        while not is_over:
+            due = max(then + self._random.uniform(0.5, 1.5) / self._per_s(), begun + time.thread_time() / _MOST_OF_CORE)
+            is_over = self._ends.acquire(timeout=max(0.0, due - time.monotonic()))
+            if not _is_ours_or_free():
+                timer.pause()
+                return
+            if not is_over and (self._entered_s is not None or not self._in_training):
+                self._look_once(timer, _words(syscall), runtime)
+            while timer.seen:
+                places, number, instead_of = timer.seen.popleft()
+                if instead_of is None:
+                    self._saw(places, (number, 0))
+                elif (counted := self._path_of(places)) != (path := self._path_of(instead_of)):
+                    self._found.moves[path, counted] += 1
+            before, ran_before_s, handed_before_s = then, ran_s, handed_s
+            then, ran_s, handed_s = time.monotonic(), sum(_seconds(schedstat)), self._handed_s()
+            if not self._in_training:
+                self._count(then - before, ran_s - ran_before_s)
+                self._found.handed_s += max(0.0, handed_s - handed_before_s)
+            if then - wrote > _WRITE_S:
+                self._looks.write(self._slot, self._found)
+                wrote = then
+
+    def _look_once(self, timer: "_Timer", said: list[bytes], runtime: int) -> None:
+        """At a random time. Where the thread waits for the interpreter's lock, its timer sees what it does; and so it
+        does where Python looks for signals next."""
+        self._found.num_random += 1
+        self._found.knows_waits &= bool(said)
+        frame = sys._current_frames()[self._whom]
+        if said == [b"running"]:
+            name = opname[frame.f_code.co_code[frame.f_lasti]]
+            if not any(each in name for each in _LOOKS_AFTER):
+                timer.ask(places_of(frame))
+        elif said and not 0 <= int(said[1], 16) - runtime < _RUNTIME_BYTES:
+            self._saw(places_of(frame), (0, 1))
+
+    def _saw(self, places: Places, seen: tuple[int, int]) -> None:
+        """``seen``: how often it computed there, and waited."""
+        was_often = self._num_looks < _NUM_OFTEN
+        self._found.steps[self._path_of(places)] += seen
+        self._num_looks += sum(seen)
+        if was_often and self._num_looks >= _NUM_OFTEN and self._timer is not None and not self._in_training:
+            self._timer.go_on(1 / self._per_s())
+
+    def _count(self, seconds: float, ran_s: float) -> None:
+        self._found.ran_s += ran_s
+        self._found.waited_s += max(0.0, seconds - ran_s)
+
+    def _per_s(self) -> float:
+        return _OFTEN_PER_S if self._num_looks < _NUM_OFTEN else _SELDOM_PER_S
+
+    def _handed_s(self) -> float:
+        """Seconds in which the thread of the worker's queue ran. 0: there is none yet."""
+        if self._feeder is None and not self._in_training:
+            feeders = (each.native_id for each in threading.enumerate() if each.name == private.FEEDER)
+            self._feeder = next((_said_of(each, "schedstat") for each in feeders if each), None)
+        return 0.0 if self._feeder is None else sum(_seconds(self._feeder.fileno())[:1])
+
+
+class _SignalEvent(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("more", ctypes.c_byte * 44),
+    )
+
+
+class _Timer:
+    """Of the CPU time of the thread that makes it. Where it expires, the thread itself notes what it executes."""
+
+    _THREAD_ID = 4
+    _noting: "_Timer | None" = None
+
+    def __init__(self) -> None:
+        self._clock, self._id = time.pthread_getcpuclockid(threading.get_ident()), ctypes.c_void_p()
+        event = _SignalEvent(signal=_SIGNAL, notify=self._THREAD_ID, thread=threading.get_native_id())
+        if _libc().timer_create(self._clock, ctypes.byref(event), ctypes.byref(self._id)):
+            raise OSError("The system gives no timer.")
+        self.seen = deque[tuple[Places, int, Places | None]](maxlen=_MOST_NOTED)
+        """Where it noted; how often the timer had expired; and where the thread was when it was asked to note, or None:
+        it was not."""
+        self._asked = deque[Places](maxlen=_MOST_NOTED)
+        self._every_s = self._due_s = self._left_s = 0.0
+
+    def go_on(self, every_s: float) -> None:
+        if not _is_ours_or_free():
+            return
+        if _Timer._noting is not self:
+            signal.signal(_SIGNAL, self._note)
+            signal.siginterrupt(_SIGNAL, False)
+            _Timer._noting = self
+        self._every_s, first_s = every_s, self._left_s or every_s
+        self._due_s = time.clock_gettime(self._clock) + first_s
+        self._set(every_s, first_s)
+
+    def _note(self, _: int, frame: FrameType | None) -> None:
+        """During a call that is long it has expired several times."""
+        if sys.gettrace() is not None or sys.getprofile() is not None:  # set by the user meanwhile
+            self._set(0.0, 0.0)
+            return
+        with suppress(Exception):
+            number = 1 + int(max(0.0, time.clock_gettime(self._clock) - self._due_s) / self._every_s)
+            self._due_s += number * self._every_s
+            self.seen.append((places_of(frame), number, None))
+
+    def ask(self, places: Places) -> None:
+        """The thread notes where it is when it looks for signals next."""
+        self._asked.append(places)
+        ctypes.pythonapi.Py_AddPendingCall(_noting_what_is_asked(), None)
+
+    def pause(self) -> None:
+        self._set(0.0, 0.0)
+        self._left_s = max(1e-3, self._due_s - time.clock_gettime(self._clock))
+
+    def _set(self, every_s: float, first_s: float) -> None:
+        new = (ctypes.c_long * 4)()
+        for at, seconds in ((0, every_s), (2, first_s)):
+            new[at], new[at + 1] = int(seconds), int(seconds % 1 * 1e9)
+        _libc().timer_settime(self._id, 0, new, None)
+
+    def delete(self) -> None:
+        _libc().timer_delete(self._id)
+        if _Timer._noting is self:
+            if _is_ours_or_free():
+                signal.signal(_SIGNAL, signal.SIG_DFL)
+            _Timer._noting = None
+
+
+@cache
+def _noting_what_is_asked() -> Any:
+    def note(_: object) -> int:
+        frame: Any = sys._getframe(1)
+        timer: Any = _Timer._noting
+        with suppress(Exception):
+            while frame.f_code is _Timer._note.__code__:
+                frame = frame.f_back
+            timer.seen.append((places_of(frame), 0, timer._asked.popleft()))
+        return 0
+
+    return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(note)
+
+
+def _said_of(thread: int, name: str) -> BinaryIO:
+    """What the kernel says of a thread; nothing where it does not."""
+    path = f"/proc/self/task/{thread}/{name}"
+    return open(path if os.path.exists(path) else os.devnull, "rb")
+
+
+def _seconds(schedstat: int) -> list[float]:
+    """In which a thread ran, and in which it was ready to. Empty: not known."""
+    return [int(word) * 1e-9 for word in _words(schedstat)[:2]]
+
+
+def _words(descriptor: int) -> list[bytes]:
+    """Read while this thread keeps the interpreter's lock, so that it is of the moment in which stacks are read."""
+    text = ctypes.create_string_buffer(256)
+    length = _libc().pread(descriptor, text, len(text), ctypes.c_long(0))
+    return text.raw[: max(0, length)].split()
+
+
+@cache
+def _libc() -> ctypes.PyDLL:
+    return ctypes.PyDLL(None)
+
+
+def _may_look() -> bool:
+    """Whether nobody traces or profiles this process, or uses the signal."""
+    set_by_user = (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile())
+    tools: Any = getattr(sys, "monitoring", None)  # Python 3.12
+    has_tool = tools is not None and any(map(tools.get_tool, range(6)))
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and set_by_user == (None,) * 4 and not has_tool and _is_ours_or_free()
+
+
+def _is_ours_or_free() -> bool:
+    """The signal."""
+    handler, noting = signal.getsignal(_SIGNAL), _Timer._noting
+    return handler == (signal.SIG_DFL if noting is None else noting._note)
+
+
+_watches = set[Watch]()
+_minds_forks = False
+
+
+def _mind_forks() -> None:
+    """No process forks while the thread runs: Python 3.12 warns of that."""
+    global _minds_forks
+    if not _minds_forks:
+        before, after = partial(_for_all, Watch.pause), partial(_for_all, Watch.go_on)
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=_watches.clear)
+        _minds_forks = True
+
+
+def _for_all(act: Any) -> None:
+    for watch in list(_watches):
+        with suppress(Exception):
+            act(watch)
