@@ -66,6 +66,6 @@ if __name__ == "__main__":
         job = loadtune.from_lightning(Classifier(), Data())
         result = loadtune.tune(job, time_budget_s=options.time_budget, out=options.out)
         try:
-            print(loadtune.export(result, "lightning"))
+            print(loadtune.export(result, "python"))
         except loadtune.ResultError as error:  # no configuration was confirmed
             print(error)

@@ -120,9 +120,6 @@ def export(
       python       loader_kwargs.py to import: LOADER_KWARGS, and RECIPE with
                    precision, memory format, fused optimizer, torch.compile
       pytorch      loader and training step of a plain loop, to paste
-      lightning    a LightningDataModule and arguments of Trainer
-      hf           arguments of transformers.TrainingArguments
-      accelerate   arguments of Accelerator
       json         loader arguments, precision and throughput as JSON
       env          LOADTUNE_BATCH_SIZE=… for a shell, Docker or $GITHUB_ENV
       markdown     a table and code, for a pull request or a job's summary
@@ -133,7 +130,7 @@ def export(
 
     \b
       loadtune export --out loader_kwargs.py
-      loadtune export loadtune-results/FakeData-resnet50 --format hf
+      loadtune export loadtune-results/FakeData-resnet50 --format pytorch
       loadtune export --format env >> "$GITHUB_ENV"
     """
     from loadtune.report.forms import FORMS

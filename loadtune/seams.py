@@ -29,13 +29,12 @@ class Sensor(Protocol):
 class Training(Protocol):
     """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`.
 
-    Every request raises OutOfTimeError once the moment that `finish_by` set has come, on the monotonic clock.
+    Every request raises OutOfTimeError once the moment `until_s` has come, on the monotonic clock.
     """
 
+    until_s: float
     num_trainings: int
     """Times that real batches were trained on, before an interruption too: each has an order of its own."""
-
-    def finish_by(self, until_s: float) -> None: ...
 
     def describe(self) -> WorkloadFacts:
         """Build the workload and train one small batch of it.

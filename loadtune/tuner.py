@@ -141,7 +141,7 @@ def tune_on(run: Run, *, resume: bool = False) -> TuningResult:
     """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
     state, journal, folder = run.state, run.journal, run.journal.folder
     with owned(folder):
-        run.training.finish_by(run.budget.clock() + run.budget.left_s)
+        run.training.until_s = run.budget.clock() + run.budget.left_s
         if resume:
             restore(run)
         journal.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())

@@ -31,10 +31,8 @@ def bytes_text(count: float | None, figures: int = 3) -> str:
     return f"{_figures(size, figures)} {'KMGTPE'[power - 1]}iB" if power else f"{size:.0f} B"
 
 
-def count_text(count: int | None) -> str:
+def count_text(count: int) -> str:
     """How many, with three significant figures: ``512``, ``25.6 M``."""
-    if count is None:
-        return MISSING
     number, power = float(count), 0
     while number >= 999.5:
         number, power = number / 1000, power + 1

@@ -125,7 +125,7 @@ class FakeTraining:
     """What timing a recipe takes besides its steps."""
     requests: list[tuple[str, int]] = field(default_factory=list)
     until_s: float = math.inf
-    """When requests end, as `finish_by` set it."""
+    """When requests end, as the run sets it."""
     num_trainings: int = 0
 
     _random: random.Random = field(init=False)
@@ -133,9 +133,6 @@ class FakeTraining:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-
-    def finish_by(self, until_s: float) -> None:
-        self.until_s = until_s
 
     def _begin(self, request: str, batch_size: int) -> None:
         """Log a request, or refuse it where the time is over."""
@@ -201,12 +198,12 @@ class FakeTraining:
         gain = math.prod(self.remedy_gains.get(name, 1.0) for name in config.remedies)
         step_s = config.batch_size / (self.surface.training_rate(config) * luck * gain)
         num_steps = max(1, round(window_s / step_s))
-        windows, is_finite = list[Window](), self.finite(config)
-        while not windows or watch(windows[-1]):
+        goes_on, is_finite = True, self.finite(config)
+        while goes_on:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
             tokens = self.sample_tokens and round(self.sample_tokens(config.batch_size) * window.num_samples)
-            windows.append(replace(window, loss_is_finite=is_finite, num_tokens=tokens))
-        return TrainingRun(windows=tuple(windows), first_batch_s=1.0, ready_s=1.0)
+            goes_on = watch(replace(window, loss_is_finite=is_finite, num_tokens=tokens))
+        return TrainingRun(first_batch_s=1.0, ready_s=1.0)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         self._begin("examine", config.batch_size)

@@ -1,6 +1,5 @@
 """Results for the report: the golden one, and others made of it; exported forms as the modules they are."""
 
-import importlib.util
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -114,11 +113,11 @@ def cut_short() -> TuningResult:
     )  # fmt: skip
 
 
-def on_cpu(spec=None, *, num_workers=0, precision="fp32", fused=False, optimizer="sgd", compiled=False, **facts):
+def on_cpu(spec=None, *, fused=False, optimizer="sgd", compiled=False, **facts):
     """The kept result, as if a CPU had this winner."""
     kept = golden()
-    recipe = Recipe(precision=precision, fused_optimizer=fused, compile=compiled)
-    config = TrialConfig(loader=LoaderConfig(batch_size=8, num_workers=num_workers, prefetch_factor=3), recipe=recipe)
+    recipe = Recipe(fused_optimizer=fused, compile=compiled)
+    config = TrialConfig(loader=LoaderConfig(batch_size=8, prefetch_factor=3), recipe=recipe)
     return replace(
         kept,
         device=Device(kind="cpu", name="cpu"),
@@ -126,13 +125,3 @@ def on_cpu(spec=None, *, num_workers=0, precision="fp32", fused=False, optimizer
         facts=replace(kept.facts, **facts),
         best=replace(kept.best, config=config),
     )
-
-
-def imported(text, folder, name="handed"):
-    """Written to a file and imported, as a user would."""
-    path = folder / f"{name}.py"
-    path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -48,6 +48,12 @@ class Step:
     def remedy(self) -> Remedy:
         return REMEDIES[self.seen.name]
 
+    @property
+    def changes(self) -> str:
+        """What changes for training, and how samples differ."""
+        differs = [text for text in (self.remedy.changes, self.seen.difference) if text not in (None, "nothing")]
+        return "; ".join(differs) or "nothing"
+
 
 def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialConfig | None:
     """The configuration with these changes, one on top of the other. None: one is nothing at these settings."""

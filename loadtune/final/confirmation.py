@@ -1,24 +1,24 @@
 """The final: contestants measured in turn, and what their figures say. Only these are reported."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.final.doubts import doubts
-from loadtune.final.rounds import Final, pick_finalists, usual
+from loadtune.final.rounds import Final
 from loadtune.final.winner import Verdict
-from loadtune.records.answer import Failed, compute_fraction, compute_rate, finalist_of
-from loadtune.records.config import TrialConfig
+from loadtune.records.answer import compute_fraction, compute_rate, finalist_of
+from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import ComputePoint, raise_for_the_user
 from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
-from loadtune.run.budget import FINAL_SHARE, Budget
+from loadtune.run.budget import FINAL_SHARE
 from loadtune.run.measure import Run, outcome_text
-from loadtune.run.state import State
-from loadtune.search.search import MIN_TRIALS, Search
-from loadtune.search.space import largest_batches
-from loadtune.statistics.interval import Interval
+from loadtune.run.state import Resumable, State
+from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
+from loadtune.search.space import SearchSpace, largest_batches
 
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""
@@ -67,31 +67,52 @@ def _final(run: Run, search: Search) -> Final:
         keeps_precision="precision" not in state.assumed,
         trials=state.trials,
     )
-    configs = _contestants(state, budget, search)
+    configs = contestants(state, search, *(s - budget.clock() for s in (budget.answer_until_s, budget.confirm_until_s)))
     _compile_ahead(run, [config for config in configs if config not in verdict.barred])
     return Final(configs, verdict, budget.clock, budget.confirm_until_s, budget.answer_until_s, seed=state.config.seed)
 
 
-def _contestants(state: State, budget: Budget, search: Search) -> tuple[TrialConfig, ...]:
-    """Those of this run, those first that the answer needs most."""
-    own_size, largest = state.config.yours.batch_size, largest_batches(state.config, state.ceilings)
+def contestants(state: Resumable, search: Search, answer_s: float, spare_s: float) -> list[TrialConfig]:
+    """Who is measured again, what matters most first.
 
-    def within_ceiling(config: TrialConfig) -> TrialConfig:
-        """At its precision's safe size, where that was verified after the search and is below its batch."""
+    In any case: the best, the baseline, the best that is not the baseline, the two best at the user's batch size, and
+    those that were measured again before an interruption. Each other one where all can be measured twice in time:
+    changes of the code, and what one would type without measuring, in ``answer_s`` seconds, others in ``spare_s``.
+    """
+    yours, own_size, ranked = state.yours, state.config.yours.batch_size, _ranked(state, search)
+    at_batch = [] if own_size is None else search.best_at(own_size)
+    rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_batch))
+    needed = [*ranked[:1], yours, *rivals[:1], *at_batch[:2], *(each.config for each in state.confirmed)]
+    picked = [config for config in dict.fromkeys(needed) if config is not None]
+    typed = [] if yours is None else usual(yours, search.space, state.host.num_usable_cores)
+    wanted = [(each, answer_s) for each in (search.changed(), *search.feasible(typed)[:1])]
+    wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
+    for config, within_s in wanted if ranked else ():  # a short one may fit where a long one did not
+        if config is not None and config not in picked:
+            takes_s = MIN_RUNS * math.fsum(search.lasts_s(each) for each in (*picked, config))
+            picked += [config] if takes_s <= within_s else []
+    return picked
+
+
+def _ranked(state: Resumable, search: Search) -> list[TrialConfig]:
+    """What the search tried, best first, each at its precision's safe size, where that was verified after the search
+    and is below its batch."""
+    ranked, largest = list[TrialConfig](), largest_batches(state.config, state.ceilings)
+    for config in search.ranked():
         size = min(config.batch_size, largest.get(config.precision, config.batch_size))
-        return replace(config, loader=replace(config.loader, batch_size=size))
+        ranked += [] if config.remedies else [replace(config, loader=replace(config.loader, batch_size=size))]
+    if len(state.trials) < MIN_TRIALS and (smallest := search.smallest()) is not None:  # there was no time for more
+        ranked.append(smallest)
+    return list(dict.fromkeys(ranked))
 
-    ranked = list(dict.fromkeys(within_ceiling(config) for config in search.ranked() if not config.remedies))
-    if len(state.trials) < MIN_TRIALS:  # there was no time for more
-        ranked += [config for config in (search.smallest(),) if config is not None]
-    answer_s, spare_s = (until_s - budget.clock() for until_s in (budget.answer_until_s, budget.confirm_until_s))
-    wanted = list[tuple[TrialConfig | None, float]]()
-    if ranked:
-        typed = [] if state.yours is None else usual(state.yours, search.space, state.host.num_usable_cores)
-        wanted = [(each, answer_s) for each in (search.changed(), *search.feasible(typed)[:1])]
-        wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
-    at_batch, kept = [] if own_size is None else search.best_at(own_size), [each.config for each in state.confirmed]
-    return pick_finalists(ranked, state.yours, wanted, at_your_batch=at_batch, kept=kept, lasts_s=search.lasts_s)
+
+def usual(yours: TrialConfig, space: SearchSpace, num_cores: int) -> list[TrialConfig]:
+    """As many workers as cores, pinned, in half the bits; or nothing."""
+    recipe = space.recipes.get("bf16") or space.recipes.get("fp16")
+    if recipe is None:
+        return []
+    loader = LoaderConfig(batch_size=yours.batch_size, num_workers=num_cores, pin_memory=space.pin_memory[-1])
+    return [space.nearest(TrialConfig(loader=loader, recipe=recipe))]
 
 
 def _conclude(run: Run, final: Final, stack: Stack | None) -> None:
@@ -124,42 +145,33 @@ def _winner(run: Run, final: Final, batch_size: int | None) -> Winner | None:
 
 
 def _judge_changes(state: State, stack: Stack, verdict: Verdict, best: Finalist) -> Remedies:
-    """What the contestant with changes gains over the best."""
+    """What the contestant with changes gains over the best. Where it has one alone, what was measured is of that one;
+    else it is of all together."""
     changed = next((finalist for finalist in state.finalists if finalist.config.remedies), None)
     gain = None if changed is None else verdict.ratio(changed, best, 1)
-    is_sure = gain is not None and gain.value >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
-    kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
-    return Remedies(
-        tried=tuple(_tried(state.failed, stack, changed, gain, kept)),
-        config=None if kept is None else kept.config,
-        samples_per_s=None if kept is None else kept.throughput,
-        gain=gain,
-    )
-
-
-def _tried(
-    failed: Sequence[Failed], stack: Stack, changed: Finalist | None, gain: Interval | None, kept: Finalist | None
-) -> Iterator[TriedRemedy]:
-    """Each that was stacked. Where one alone ran, what was measured is its own; else it is that of all together."""
+    is_sure = gain is not None and gain.value >= WORTH_KEEPING and (gain.low or 0.0) > 1.0
+    kept = changed if changed is not None and changed.unconfirmed is None and is_sure else None
     config = stack.config if changed is None else changed.config
     ran = () if changed is None else config.remedies
-    why = {name: f"it failed: {failure.message.rstrip('.')}" for other, failure in failed for name in other.remedies}
     missing = "too little of the time budget was left" if changed is None else "the model expects more without it"
-    for step in stack.steps:
-        name = step.remedy.name
-        differs = [text for text in (step.remedy.changes, step.seen.difference) if text not in (None, "nothing")]
-        is_alone = ran == (name,)
-        yield TriedRemedy(
-            name=name,
+    why = {name: f"it failed: {each.message.rstrip('.')}" for other, each in state.failed for name in other.remedies}
+    why |= dict.fromkeys(ran, "measured with the others")
+    tried = [
+        TriedRemedy(
+            name=step.remedy.name,
             title=step.remedy.title,
-            changes="; ".join(differs) or "nothing",
+            changes=step.changes,
             code=step.remedy.code(replace(stack.at, config=config), step.seen),
             config=config,
             predicted=step.predicted,
-            gain=gain if is_alone else None,
-            kept=kept is not None and name in ran,
-            reason=None if is_alone else "measured with the others" if name in ran else why.get(name, missing),
+            gain=gain if ran == (step.remedy.name,) else None,
+            kept=kept is not None and step.remedy.name in ran,
+            reason=None if ran == (step.remedy.name,) else why.get(step.remedy.name, missing),
         )
+        for step in stack.steps
+    ]
+    together = None if kept is None else kept.throughput
+    return Remedies(tried=tuple(tried), config=config if kept else None, samples_per_s=together, gain=gain)
 
 
 # Steps without a loader

@@ -1,61 +1,20 @@
-"""Who is measured again, and in which order: everybody in every round, in balanced order, with three planned looks.
+"""Who is run next: every contestant in every round, in balanced order, with three planned looks.
 
-Measured again are the baseline, the best, the best at the user's batch size, the best with changes of the code, and
-what one would type without measuring. Looking after every round would find a difference in 7 to 19% of comparisons of a
-configuration with itself (simulated): see `stats.looks`.
+Looking after every round would find a difference in 7 to 19% of comparisons of a configuration with itself (simulated):
+see `statistics.looks`.
 """
 
-import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.final.winner import LOOKS, Verdict
-from loadtune.records.config import LoaderConfig, TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Attempt
 from loadtune.seams import Clock
 from loadtune.search.search import MIN_RUNS
-from loadtune.search.space import SearchSpace
-
-
-def usual(yours: TrialConfig, space: SearchSpace, num_cores: int) -> list[TrialConfig]:
-    """As many workers as cores, pinned, in half the bits; or nothing."""
-    recipe = space.recipes.get("bf16") or space.recipes.get("fp16")
-    if recipe is None:
-        return []
-    loader = LoaderConfig(batch_size=yours.batch_size, num_workers=num_cores, pin_memory=space.pin_memory[-1])
-    return [space.nearest(TrialConfig(loader=loader, recipe=recipe))]
-
-
-def pick_finalists(
-    ranked: Sequence[TrialConfig],
-    yours: TrialConfig | None,
-    wanted: Sequence[tuple[TrialConfig | None, float]],
-    *,
-    at_your_batch: Sequence[TrialConfig] = (),
-    kept: Sequence[TrialConfig] = (),
-    lasts_s: Callable[[TrialConfig], float],
-) -> tuple[TrialConfig, ...]:
-    """Who is measured again, what matters most first.
-
-    ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, the two best ``at_your_batch`` size, and those ``kept``, which were measured again before an interruption.
-    Each that is ``wanted`` beside them has to be within some seconds, in which all can be measured twice. ``lasts_s``:
-    seconds of one measurement.
-    """
-    rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_your_batch))
-    needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
-    picked = list(dict.fromkeys([*needed, *kept]))
-    for config, within_s in wanted:  # a short one may fit where a long one did not
-        if config is not None and config not in picked:
-            takes_s = MIN_RUNS * math.fsum(lasts_s(each) for each in (*picked, config))
-            picked += [config] if takes_s <= within_s else []
-    return tuple(picked)
-
-
-# The rounds
 
 
 @dataclass(slots=True)

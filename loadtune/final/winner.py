@@ -150,10 +150,10 @@ class Verdict:
         configuration that was run once wins only where no rival of the baseline ran twice. What is proven at a batch
         size is proven among all. Changes of the code are judged apart.
         """
-        eligible, own = _at(batch_size, self._able()), self._own
+        eligible, own = self._able(batch_size), self._own
         if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != self.yours):
             eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
-        if own is not None and own in _at(batch_size, self._able("above_compute_only")):
+        if own is not None and own in self._able(batch_size, "above_compute_only"):
             eligible = [f for f in eligible if (self.ratio(f, own).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
@@ -169,7 +169,7 @@ class Verdict:
         best, own = self.best(batch_size), self._own
         if best is None:
             return None
-        rivals = _at(batch_size, self._able("above_compute_only"))  # of two rates one is wrong, and it may be the other
+        rivals = self._able(batch_size, "above_compute_only")  # of two rates one is wrong, and it may be the other
         gains = [self.ratio(f, best) for f in rivals if best is own is not f]
         return Winner(
             config=best.config,
@@ -199,9 +199,8 @@ class Verdict:
         best = self.best(batch_size)
         if best is None:
             return set()
-        able = sorted(self._able(), key=lambda f: -f.score)
-        own = [f for f in able if f.config == self.yours]
-        rivals = _at(batch_size, [f for f in able if f not in own])
+        own = [f for f in self._able() if f.config == self.yours]
+        rivals = sorted((f for f in self._able(batch_size) if f not in own), key=lambda f: -f.score)
         ratios = {f.config: self.ratio(best, f) for f in (*rivals, *own) if f is not best}
         against = rivals[:1] if best in own else own
         half = best.half_width_fraction
@@ -214,9 +213,10 @@ class Verdict:
         """Whether a final that was ended in its midst has its answers: each winner, the baseline and another
         configuration were run twice each."""
         twice = [f for f in self.finalists if len(f.runs) >= MIN_RUNS]
-        rivals = [f for f in twice if f.config != self.yours and not f.config.remedies]
+        rivals = [f.config for f in twice if f.config != self.yours and not f.config.remedies]
+        sizes = {size for config in rivals for size in (None, config.batch_size)}
         is_known = all(f in twice for f in self.finalists if f.config == self.yours)
-        return is_known and all(self.best(size) in twice and _at(size, rivals) for size in (None, self.batch_size))
+        return is_known and all(self.best(size) in twice and size in sizes for size in (None, self.batch_size))
 
     @property
     def is_rough(self) -> bool:
@@ -241,17 +241,13 @@ class Verdict:
     @property
     def _own(self) -> Finalist | None:
         """The baseline: one that crashed now and then trained at its rate, too."""
-        able = self._able("above_compute_only", "failed")
+        able = self._able(None, "above_compute_only", "failed")
         return next((f for f in able if f.config == self.yours), None)
 
-    def _able(self, *doubts: UnconfirmedReason) -> list[Finalist]:
-        """Without changes of the code, and unless something else than these rules them out."""
+    def _able(self, batch_size: int | None = None, *doubts: UnconfirmedReason) -> list[Finalist]:
+        """With this batch size, without changes of the code, and unless something else than these rules them out."""
         able = [f for f in self.finalists if not f.unconfirmed or f.unconfirmed.reason in doubts]
-        return [f for f in able if not f.config.remedies]
-
-
-def _at(batch_size: int | None, among: Sequence[Finalist]) -> list[Finalist]:
-    return [f for f in among if batch_size in (None, f.config.batch_size)]
+        return [f for f in able if not f.config.remedies and batch_size in (None, f.config.batch_size)]
 
 
 def _smallest(among: Sequence[Finalist]) -> Finalist:

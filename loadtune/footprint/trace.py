@@ -160,7 +160,8 @@ class Tracing:
             undo.callback(_running.release)
             undo.callback(self._watch.forget)
             self._watch.look_around()
-            self._before_bytes = self._ledger.start()
+            self._ledger.pause()  # what is there already is nobody's change
+            self._before_bytes = self._ledger.in_use["cpu"]
             self._lines.start(sys._getframe(1))
             undo.callback(self._lines.stop)
             hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))

@@ -145,16 +145,11 @@ class Ledger:
 
     def __init__(self, cuda: CudaMeter) -> None:
         self._cpu, self._cuda = Reading(), cuda
-        self._in_use = Counter[str]()
+        self.in_use = Counter[str]()
         """By device, when it was last read."""
         self.lines: dict[tuple[object, ...], TracedLine] = {}
         """By what a visit of the line did."""
         self.current = TracedLine(file=None, line=0, function="")
-
-    def start(self) -> int:
-        """What is there already is nobody's change. Returns the CPU's part of it, in bytes."""
-        self.pause()
-        return self._in_use["cpu"]
 
     def begin(self, file: str | None, line: int, function: str, *, num_visits: int = 1) -> TracedLine:
         """``num_visits`` 0: a frame before its first line, of interest only if something happens there."""
@@ -173,9 +168,9 @@ class Ledger:
         for name, reading in (("cpu", self._cpu), ("cuda", self._cuda.read())):
             if reading is not None:
                 use: LineUse = getattr(self.current, name) or LineUse()
-                use.change_bytes += reading.in_use_bytes - self._in_use[name]
+                use.change_bytes += reading.in_use_bytes - self.in_use[name]
                 use.peak_bytes = max(use.peak_bytes, reading.peak_bytes)
-                use.in_use_bytes = use.last_in_use_bytes = self._in_use[name] = reading.in_use_bytes
+                use.in_use_bytes = use.last_in_use_bytes = self.in_use[name] = reading.in_use_bytes
                 setattr(self.current, name, use)
 
     def end(self, line: TracedLine) -> None:

@@ -315,9 +315,7 @@ class MemoryProbe:
 
 
 def verifying_seconds(ceiling: MemoryCeiling) -> float:
-    """Expected of verifying it, by the largest size that was run; 0 where it is verified."""
-    if ceiling.verified:
-        return 0.0
+    """Expected of verifying it, by the largest size that was run."""
     largest = max((probe for probe in ceiling.probes if probe.fits), key=lambda probe: probe.batch_size)
     return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
 

@@ -132,9 +132,8 @@ def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What the training says of one timed run of training steps, first window to last."""
+    """What the training says at the end of one timed run of training steps, beside the windows that it streamed."""
 
-    windows: tuple[Window, ...]
     first_batch_s: float
     """Until all workers were ready, and from there until one had loaded its first batch."""
     ready_s: float = 0.0

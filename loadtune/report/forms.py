@@ -1,8 +1,6 @@
 """The answer of a result as text for other programs: `export`, a form for each of them, and the code to paste.
 
-Code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's script defines. Lightning 2.6, Transformers
-5.23, Accelerate 1.15. A setting that a framework has no argument for is written as code or as a comment, so that no
-setting is lost.
+Code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's script defines.
 """
 
 import textwrap
@@ -10,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtune.errors import UsageError
+from loadtune.options import one_of
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner
@@ -22,24 +20,7 @@ from loadtune.units import counted
 _WIDTH = 78
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
-OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
-# Without "own": the user's training step decides the precision, and all else but the loader.
-_LIGHTNING_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
-_ACCELERATE_PRECISION = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
-
-_DATA_MODULE = '''
-class TunedData(LightningDataModule):
-    """Your training dataset with the measured loader arguments."""
-
-    def __init__(self, train_dataset):
-        super().__init__()
-        self.train_dataset = train_dataset
-
-    def train_dataloader(self):
-        return DataLoader(
-            self.train_dataset, shuffle=True, drop_last=True, **LOADER_KWARGS
-        )
-'''
+_OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
 
 
 def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) -> str:
@@ -49,9 +30,7 @@ def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) 
     instead of that at any batch size. Warns with UserWarning where the answer is not confirmed. Raises UsageError for
     an unknown format, ResultError where the result has no answer.
     """
-    form = FORMS.get(format)
-    if form is None:
-        raise UsageError(f"{format!r} is not a text format. Allowed: {', '.join(FORMS)}.")
+    form = FORMS[one_of("format", format, tuple(FORMS))]
     return form(result, handed_winner(result, keep_batch_size=keep_batch_size))
 
 
@@ -119,7 +98,7 @@ def _step(result: TuningResult, config: TrialConfig) -> list[str]:
     if spec.named_optimizer is None:
         lines.append("optimizer = make_optimizer(model.parameters())  # your own function, which may take the model")
     else:
-        name, arguments = OPTIMIZER[spec.named_optimizer]
+        name, arguments = _OPTIMIZER[spec.named_optimizer]
         made = f"torch.optim.{name}(model.parameters(), {arguments}{', fused=True' * recipe.fused_optimizer})"
         lines += ["# set your own learning rate", f"optimizer = {made}"]
     # Compiled for one batch size, as it was measured: a graph for any size may be slower.
@@ -151,10 +130,6 @@ def _update(is_scaled: bool, accumulate: int) -> list[str]:
     return [backward, "\n    ".join([f"if number % {accumulate} == 0:", *update, clear])]
 
 
-def _loader_call(result: TuningResult) -> str:
-    return f"DataLoader(dataset, {'…' if has_own_loader(result) else 'shuffle=True, drop_last=True'}, **LOADER_KWARGS)"
-
-
 def _recipe(winner: Winner) -> dict[str, Any]:
     """By name. Empty: the user's training step decides."""
     return {} if winner.config.precision == "own" else asdict(winner.config.recipe)
@@ -173,20 +148,6 @@ def _provenance(result: TuningResult, winner: Winner) -> str:
     )
 
 
-def _advice(result: TuningResult, winner: Winner, fused: str) -> list[str]:
-    """Parts of the recipe that a framework has no argument for; ``fused``: where its optimizer is made."""
-    said = list[str]()
-    if winner.config.recipe.memory_format == "channels_last":
-        said.append(
-            "Measured with channels_last. Before training: model = model.to(memory_format=torch.channels_last)."
-            " In forward, convert the images in the same way."
-        )
-    name = result.config.workload.named_optimizer
-    if winner.config.recipe.fused_optimizer and name and fused:
-        said.append(f"{fused}: torch.optim.{OPTIMIZER[name][0]}(…, fused=True), as measured.")
-    return said
-
-
 def _assignment(name: str, values: Mapping[str, object]) -> str:
     """``NAME = {…}``, one entry per line."""
     return f"{name} = {{\n{''.join(f'    {key!r}: {value!r},{chr(10)}' for key, value in values.items())}}}\n"
@@ -201,7 +162,9 @@ def _script(result: TuningResult, winner: Winner, said: Sequence[str], *parts: s
 
 def python(result: TuningResult, winner: Winner) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
-    use, parts = f"Use: {_loader_call(result)}.", [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
+    others = "…" if has_own_loader(result) else "shuffle=True, drop_last=True"
+    use = f"Use: DataLoader(dataset, {others}, **LOADER_KWARGS)."
+    parts = [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
     if recipe := _recipe(winner):
         use += " Train with RECIPE too: the throughput was measured with both."
         parts.append(_assignment("RECIPE", recipe))
@@ -287,65 +250,5 @@ def github_action_benchmark(result: TuningResult, _: Winner) -> str:
     return as_json(entries)
 
 
-def lightning(result: TuningResult, winner: Winner) -> str:
-    """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    trainer: dict[str, object] = {"accelerator": result.device.kind, "devices": 1}
-    if winner.config.precision in _LIGHTNING_PRECISION:
-        trainer["precision"] = _LIGHTNING_PRECISION[winner.config.precision]
-    said = ["Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset))."]
-    said += _advice(result, winner, "In configure_optimizers")
-    if winner.config.recipe.compile:
-        said.append("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.")
-    imports = "from lightning.pytorch import LightningDataModule\nfrom torch.utils.data import DataLoader\n"
-    kwargs = _assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))
-    return _script(result, winner, said, imports, kwargs, _DATA_MODULE, "", _assignment("TRAINER_KWARGS", trainer))
-
-
-def hf(result: TuningResult, winner: Winner) -> str:
-    """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
-    config, optimizer, on_cpu = winner.config, result.config.workload.named_optimizer, result.device.kind == "cpu"
-    names = {"batch_size": "per_device_train_batch_size"}
-    given = loader_kwargs(result, config).items()
-    arguments: dict[str, object] = {names.get(name, f"dataloader_{name}"): value for name, value in given}
-    arguments["dataloader_drop_last"] = True
-    if config.precision in ("fp16", "bf16"):
-        arguments[config.precision] = True
-    if optimizer == "sgd":  # Trainer's has no momentum by default, and no fused form
-        arguments |= {"optim": "sgd", "optim_args": "momentum=0.9"}
-    elif optimizer is not None:
-        arguments["optim"] = "adamw_torch_fused" if config.recipe.fused_optimizer else "adamw_torch"
-    arguments |= {"accelerator_config": {"non_blocking": True}} if config.loader.pin_memory else {}
-    arguments |= {"torch_compile": True} if config.recipe.compile else {}
-    arguments |= {"use_cpu": True} if on_cpu else {}
-    one_gpu = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
-    use = f"Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS).{'' if on_cpu else one_gpu}"
-    fused = "Trainer has no fused SGD; pass one with optimizers=" if optimizer == "sgd" else ""
-    said = [use, *_advice(result, winner, fused)]
-    return _script(result, winner, said, _assignment("TRAINING_ARGUMENTS", arguments))
-
-
-def accelerate(result: TuningResult, winner: Winner) -> str:
-    """``ACCELERATOR_KWARGS``, and the loader's arguments, which PyTorch takes."""
-    arguments: dict[str, object] = {"cpu": True} if result.device.kind == "cpu" else {}
-    if winner.config.precision in _ACCELERATE_PRECISION:
-        arguments["mixed_precision"] = _ACCELERATE_PRECISION[winner.config.precision]
-    objects = dict[str, str]()  # arguments that are objects of Accelerate
-    if winner.config.loader.pin_memory:
-        objects["dataloader_config"] = "DataLoaderConfiguration(non_blocking=True)"
-    if winner.config.recipe.compile:
-        objects["dynamo_plugin"] = 'TorchDynamoPlugin(backend="inductor", dynamic=False)'
-    use = (
-        "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
-        f" {_loader_call(result)})."
-    )
-    parts = [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
-    parts.append(_assignment("ACCELERATOR_KWARGS", arguments))
-    if objects:
-        imported = ", ".join(value.partition("(")[0] for value in objects.values())
-        parts.insert(0, f"from accelerate.utils import {imported}\n")
-        parts[-1] += "".join(f'ACCELERATOR_KWARGS["{name}"] = {value}\n' for name, value in objects.items())
-    return _script(result, winner, [use, *_advice(result, winner, "The optimizer")], *parts)
-
-
-_FORMS = (python, pytorch, lightning, hf, accelerate, json, env, markdown, github_action_benchmark)
+_FORMS = (python, pytorch, json, env, markdown, github_action_benchmark)
 FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {form.__name__.replace("_", "-"): form for form in _FORMS}

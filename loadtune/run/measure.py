@@ -181,19 +181,20 @@ class Run:
     def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
         """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
         clock, facts = self.budget.clock, self.state.facts
-        started = clock()
+        started, windows = clock(), list[Window]()
 
         def watch(window: Window) -> bool:
+            windows.append(window)
             self.journal.tell(rate=window.num_samples / window.seconds)
             return window.loss_is_finite is not False and segment.add(window)
 
         ran = self.training.time_training(config, WINDOW_S, watch)
         if isinstance(ran, TrialFailure):
             return ran
-        if any(window.loss_is_finite is False for window in ran.windows):
-            return non_finite_loss(config.precision, ran.windows, phase="training")
+        if windows[-1].loss_is_finite is False:
+            return non_finite_loss(config.precision, windows, phase="training")
         if segment.gave_up:
-            steps = counted(sum(window.num_steps for window in ran.windows), "step")
+            steps = counted(sum(window.num_steps for window in windows), "step")
             message = f"it trained {steps} in {seconds_text(clock() - started)}"
             return TrialFailure(kind="too_slow", phase="training", message=message)
         start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s

@@ -393,11 +393,11 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
 
 
 def _build(run: Run, stack: Stack) -> None:
-    run.training.finish_by(run.budget.until(OF_LEFT))
+    run.training.until_s = run.budget.until(OF_LEFT)
     try:
         run.journal.aside("Not all changes of the code were examined", stack.build)
     finally:
-        run.training.finish_by(run.budget.until(1.0))
+        run.training.until_s = run.budget.until(1.0)
     run.state.steps = tuple(stack.steps)
     if stack.steps and not run.state.confirmed:
         run.state.search_notes = None  # it goes on, with them

@@ -3,7 +3,6 @@
 Imports no torch: the controller never needs it.
 """
 
-import dataclasses
 import math
 import tempfile
 import time
@@ -70,20 +69,18 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         self._failed_starts = 0
         self._oom_kills: int | None = None
         self._facts: WorkloadFacts | None = None
-        self._until_s = math.inf
+        self.until_s = math.inf
         self.num_trainings = 0
 
-    def finish_by(self, until_s: float) -> None:
-        self._until_s = until_s
-
-    def start(self) -> None:
-        """Launch the process and return at once; it builds the workload while the caller does other things."""
+    def _running(self) -> TrainingProcess:
+        """Launched where there is none: it builds the workload at once."""
         if self._process is None:
             self._scratch = self._scratch or make_scratch()
             scratch = Path(self._scratch.name)
             self._phase, self._oom_kills = "start", read_oom_kills()
             self._process = TrainingProcess(self._begin.device, self._log_path or scratch / "training.log", scratch)
             self._process.send(self._begin)
+        return self._process
 
     @property
     def pid(self) -> int | None:
@@ -141,10 +138,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         watched = _Watched(watch, config.loader)
         compiles, self.num_trainings = config.recipe.compile, self.num_trainings + 1
         given = (config, window_s, self.num_trainings)
-        value = self._ask(TrainingRun, "time_training", *given, watched=watched, compiles=compiles)
-        if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
-            return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
-        return value
+        return self._ask(TrainingRun, "time_training", *given, watched=watched, compiles=compiles)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         return self._ask(tuple, "examine", config, names)
@@ -153,13 +147,12 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         self, kind: type[_Value], name: str, *given: object, compiles: bool = False, watched: "_Watched | None" = None
     ) -> _Value | TrialFailure:
         """What `Session`'s method of this name answers."""
-        if time.monotonic() >= self._until_s:
+        if time.monotonic() >= self.until_s:
             raise OutOfTimeError("The time budget is spent.")
-        self.start()
-        assert self._process is not None
+        process = self._running()
         try:
-            self._process.send(Request(name, given))
-            reply = self._await(self._process, watched, compiles=compiles)
+            process.send(Request(name, given))
+            reply = self._await(process, watched, compiles=compiles)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered training is of no more use
             self._end()
             raise
@@ -209,7 +202,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             sample_s = 0.0 if self._facts is None else self._facts.sample_s
             stuck_s = max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * (now - silent_since))
             stuck = still.longest(now, stuck_s)
-            if time.monotonic() >= self._until_s:  # the watch may have taken its time, and have set this moment
+            if time.monotonic() >= self.until_s:  # the watch may have taken its time, and have set this moment
                 raise self._out_of_time(process, *stuck)
             patience_s = self._hang_s
             if self._phase in _BUILDING:
@@ -259,13 +252,12 @@ class _Watched:
         self._watch, self._loader = watch, loader
         self._guard: RamGuard | None = None
         self._enough = False
-        self.num_windows = self._num_samples = 0
+        self._num_samples = 0
 
     def is_last(self, window: Window) -> bool:
-        """Whether this is the window after which the watch has enough; true once."""
+        """Whether this is the window after which the watch has enough; true once. What ends later does not count."""
         if self._enough:
             return False
-        self.num_windows += 1
         self._num_samples += window.num_samples
         self._enough = not self._watch(window)
         return self._enough

@@ -22,7 +22,7 @@ from loadtune.stream.torch_private import reads_worker_info
 from loadtune.training.failures import classify_error
 from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
-from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
+from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.units import counted
 from loadtune.workload.batches import (
     Batch,
@@ -49,8 +49,10 @@ _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 # Where the dataset reads a batch with one call, so many are read with one.
 _AT_ONCE = 16
-# Where samples differ in size, so many more are read, up to these bytes, and so many of the largest fill a large batch.
-_MORE, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
+# Where samples differ in size, so many more are read, up to these bytes.
+_MORE, _MORE_BYTES = 240, 1 << 28
+# So many, where samples differ in size the largest, are repeated in a large batch: labels and pixels differ enough.
+_NUM_FEW = 8
 # A batch of the largest is so much larger where samples count as different.
 _DIFFERENT = 1.02
 # As many samples of a stream as are read at least, to time it.
@@ -104,7 +106,7 @@ class Samples:
         """Of a sample, in a batch of the largest that were read. None: all have one size."""
         if self._by_size is None:
             return None
-        samples = self._by_size[-_NUM_LARGEST:]
+        samples = self._by_size[-_NUM_FEW:]
         largest = num_bytes(make_batch(self._workload, samples)) / len(samples)
         mean = num_bytes(self.batch) / self.num_in_batch
         return round(largest) if largest > _DIFFERENT * mean else None
@@ -118,10 +120,12 @@ class Samples:
             every = len(self._by_size) / batch_size
             of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
             return trainer.to_device(make_batch(self._workload, of_all_sizes))
-        samples = self.samples if self._by_size is None else self._by_size[-_NUM_LARGEST:]
-        if self.places.are_known:
-            return resident_batch(make_batch(self._workload, samples), batch_size, trainer)
-        return trainer.to_device(make_batch(self._workload, [samples[at % len(samples)] for at in range(batch_size)]))
+        samples = self.samples if self._by_size is None else self._by_size[-_NUM_FEW:]
+        if not self.places.are_known:
+            samples = [samples[at % len(samples)] for at in range(batch_size)]
+            return trainer.to_device(make_batch(self._workload, samples))
+        few = trainer.to_device(make_batch(self._workload, samples[:_NUM_FEW]))
+        return trainer.to_device(self.places.repeated(few, batch_size))  # again: indexing need not keep the layout
 
     def _made_batches(self) -> list[Batch]:
         """Batches as the user's code makes them, of usual size and the largest. Empty: any others can be made."""
@@ -293,7 +297,6 @@ def train_small(trainer: Trainer, samples: Samples, line: Line) -> tuple[int, in
             if classify_error(error) in MEMORY_KINDS:
                 raise
             smallest = 2  # mostly for batch normalisation; others squeeze the batch away
-    trainer.close()
     return smallest, num_classes
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from loadtune.host.memory import SHM_ADVICE, read_oom_kills
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
-from loadtune.training.memory import DeviceMemory
+from loadtune.training.memory import CudaMemory, DeviceMemory
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
 N = TypeVar("N", int, float)
@@ -46,7 +46,7 @@ class Circumstances:
         return 2 * self.peak_bytes <= self.budget_bytes
 
 
-def watched(memory: DeviceMemory, *, on_cuda: bool) -> Callable[[], Circumstances]:
+def watched(memory: DeviceMemory) -> Callable[[], Circumstances]:
     """Looks at memory as a request begins. To be called after a failure: how things stood then.
 
     It asks the allocator's own books alone: the device's context may be lost.
@@ -55,7 +55,7 @@ def watched(memory: DeviceMemory, *, on_cuda: bool) -> Callable[[], Circumstance
     memory.reset_peaks()
     retries, kills = memory.num_retries(), read_oom_kills()
     return lambda: Circumstances(
-        on_cuda=on_cuda,
+        on_cuda=isinstance(memory, CudaMemory),
         budget_bytes=budget_bytes,
         peak_bytes=max(memory.peak_bytes(), memory.peak_reserved_bytes() or 0),
         num_retries=increase(retries, memory.num_retries()),

@@ -94,15 +94,13 @@ class EndlessLoader:
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers. Raises NoBatchError where an epoch has none."""
         self._begun_s = self._begun_s or time.monotonic()
-        batches = self._started()
-        batch = self._next(batches)
+        batch = self._next()
         if batch is None:  # the epoch of the stream is over
             if self._loader.persistent_workers:
-                batches._reset(self._loader)
+                self._started()._reset(self._loader)
             else:
-                self._iterator = None
-                del batches  # which ends its workers
-            batch = self._next(self._started())
+                self._iterator = None  # which ends its workers
+            batch = self._next()
         if batch is None:
             raise NoBatchError(
                 f"an epoch of the stream has no full batch of {self.config.batch_size} samples for "
@@ -120,8 +118,9 @@ class EndlessLoader:
                 )
         return self._iterator
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+    def _next(self) -> Batch | None:
         """None: there is no further one."""
+        batches = self._started()
         try:
             return next(batches, None)
         except (OSError, EOFError, RuntimeError) as error:
@@ -256,15 +255,14 @@ def time_training(
     trainer.step(trainer.receive(batch))  # uncounted: it waited for the first batch
     del batch
     num_compiled = trainer.num_compiled()
-    loop, windows = TimedLoop(trainer, loader, line), list[Window]()
+    loop = TimedLoop(trainer, loader, line)
     while (window := loop.window(window_s)) is not None:  # a window that the stop cuts short is dropped
-        windows.append(window)
         line.window(window)
     if trainer.num_compiled() > num_compiled:
         message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
         return TrialFailure(kind="unsupported", phase="training", message=message)
     peak_bytes = memory.peak_bytes() if trainer.device.type == "cuda" else None
-    return TrainingRun(windows=tuple(windows), peak_allocated_bytes=peak_bytes, **loader.times())
+    return TrainingRun(peak_allocated_bytes=peak_bytes, **loader.times())
 
 
 class _Edge(NamedTuple):

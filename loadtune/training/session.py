@@ -69,7 +69,7 @@ class Session:
 
     def recovers(self) -> bool:
         """Drop what a run left; False: memory stays taken, and a fresh process has to go on."""
-        self._model.module.zero_grad(set_to_none=True)
+        self._model.drop()
         return self.memory.recovers()
 
     def describe(self) -> WorkloadFacts:
@@ -88,7 +88,6 @@ class Session:
             message = "torch.compile found nothing in the model to compile (is TORCH_COMPILE_DISABLE set?)"
             return TrialFailure(kind="unsupported", phase="warm-up", message=message)
         windows = time_windows(trainer, batch, seconds, self._line)
-        trainer.close()
         if windows[-1].loss_is_finite is False:
             return non_finite_loss(recipe.precision, windows, phase="compute")
         taken_s = compile_s if recipe.compile else None
@@ -100,18 +99,16 @@ class Session:
         report = try_steps(
             trainer, lambda size: self._samples.resident(size, trainer, largest=True), asked, self.memory, self._line
         )
-        trainer.close()
         return replace(report, seconds=time.monotonic() - begun)
 
     def account(self, precision: Precision, batch_size: int) -> StepAccount | TrialFailure:
-        message = None
         if self._with_own_step:
             message = "Not possible with a whole training step: loadtune cannot see its model. Use --model and --loss."
         elif self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --device cpu needs neither."
-        if message is not None:
-            return TrialFailure(kind="unsupported", phase="prepare", message=message)
-        return self._measure(precision, batch_size, AllocatorLog(self._device))
+        else:
+            return self._measure(precision, batch_size, AllocatorLog(self._device))
+        return TrialFailure(kind="unsupported", phase="prepare", message=message)
 
     def _measure(self, precision: Precision, batch_size: int, log: AllocatorLog) -> StepAccount:
         trainer = self._trainer(Recipe(precision=precision), batch_size)
@@ -133,9 +130,7 @@ class Session:
         looks = self._looks_at(config.loader, config.remedies)
         loader = EndlessLoader(job, config.loader, number=number, table=self._line.samples, looks=looks)
         with closing(loader) as batches:
-            run = time_training(trainer, batches, window_s, self._line, self.memory)
-        trainer.close()
-        return run
+            return time_training(trainer, batches, window_s, self._line, self.memory)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...]:
         return self._jobs.examine(config, names)
@@ -155,15 +150,15 @@ def serve(connection: Connection, samples: SampleTable | None = None) -> None:
     The workload is built at once; if that fails, the answer to a request is the error.
     """
     begin, line = connection.recv(), Line(connection, samples)
-    on_cuda = begin.device.kind == "cuda"
-    built = _attempt(lambda: Session(begin, line), line, lambda: Circumstances(on_cuda=on_cuda))
+    not_built = Circumstances(on_cuda=begin.device.kind == "cuda")
+    built = _attempt(lambda: Session(begin, line), line, lambda: not_built)
     with suppress(EOFError):  # the controller is gone
         while (request := connection.recv()) != EXIT:
             if request == STOP:  # one that crossed an answer on its way is late
                 continue
             answer, healthy = built, False
             if isinstance(built.value, Session):
-                method, circumstances = getattr(built.value, request.name), watched(built.value.memory, on_cuda=on_cuda)
+                method, circumstances = getattr(built.value, request.name), watched(built.value.memory)
                 answer = _attempt(partial(method, *request.given), line, circumstances)
                 # Here, not in an except block: while that runs, the traceback keeps every tensor of the failed step.
                 healthy = built.value.recovers()
@@ -174,10 +169,9 @@ def _attempt(work: Callable[[], Any], line: Line, circumstances: Callable[[], Ci
     """An exception becomes data: holding on to it would hold on to the tensors of its frames."""
     try:
         return Answer(work())
-    except LoadtuneError as error:
-        traceback.print_exc()  # into the log
-        return Answer(copy(error))  # the copy has no traceback
     except Exception as error:
-        traceback.print_exc()
+        traceback.print_exc()  # into the log
+        if isinstance(error, LoadtuneError):
+            return Answer(copy(error))  # the copy has no traceback
         failure = failure_from(error, line.phase, circumstances(), line.samples.read())
         return Answer(failure, leaves_context_intact(error))

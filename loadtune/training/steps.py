@@ -320,7 +320,7 @@ _TIMED_STEPS = 5
 
 
 def measure_step(trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line) -> StepAccount:
-    """Account for a step on this batch, then close the trainer.
+    """Account for a step on this batch.
 
     The peak itself is read in steps that nobody watches. A further step is watched operation by operation. Every block
     in use at its peak is put down to the tensor that owned it. No line is what the others leave over.
@@ -342,8 +342,6 @@ def measure_step(trainer: Trainer, batch: Batch, memory: DeviceMemory, log: Allo
         events = log.events()
     kept = [Claim(end, event.address, "workspace_bytes") for event in events[end:] if not event.num_bytes]
     lines = watch.lines(standing, events[:end], kept)
-    outside = memory.outside_bytes()
-    trainer.close()
     spec = trainer.workload.spec
     return StepAccount(
         model=spec.model,
@@ -357,6 +355,6 @@ def measure_step(trainer: Trainer, batch: Batch, memory: DeviceMemory, log: Allo
         at_peak=lines.at_peak,
         peak_bytes=peak,
         fragmentation_bytes=None if reserved is None else reserved - peak,
-        outside_bytes=outside,
+        outside_bytes=memory.outside_bytes(),
         step_s=statistics.median(steps.took_s),
     )

@@ -21,8 +21,6 @@ from loadtune.workload.user_code import call_named, reported
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
-# Real samples a resident batch repeats: enough that labels and pixels differ, few enough to be read at once.
-_NUM_RESIDENT_SAMPLES = 8
 # Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
 # share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.
 _MOST_GRAPHS = 10_000
@@ -37,6 +35,8 @@ class ResidentModel:
         """What the user's ``make_step`` returned. None: not made yet, or there is none."""
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
+        self.optimizer: torch.optim.Optimizer | None = None
+        """Of the run that goes on. None: there is none, or the user's own step holds it."""
         self._compiled: nn.Module | None = None
 
     def reset(self, memory_format: MemoryFormat) -> None:
@@ -48,6 +48,13 @@ class ResidentModel:
                 tensor.data = torch.empty_like(tensor, memory_format=layout).copy_(tensor.data)
         self.module.load_state_dict(self._initial)
         self.module.train()
+
+    def drop(self) -> None:
+        """Let go of what a run left: gradients and the optimizer's state. The model stays."""
+        self.module.zero_grad(set_to_none=True)
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+            self.optimizer = None
 
     def called(self, recipe: Recipe) -> nn.Module:
         """The module, for a recipe with it compiled: when it is first called, and where a precision or layout is new.
@@ -70,7 +77,7 @@ class ResidentModel:
 
 
 class Trainer:
-    """One run of steps: fresh weights, a fresh optimizer and, for fp16, a fresh scaler. `close` drops them."""
+    """One run of steps: fresh weights, a fresh optimizer and, for fp16, a fresh scaler. The model's `drop` ends it."""
 
     def __init__(
         self,
@@ -105,6 +112,7 @@ class Trainer:
             self._scaler = torch.amp.GradScaler(self.device.type, growth_interval=_NO_SCALE_GROWTH)
         fused = self.recipe.fused_optimizer
         self._optimizer = make_optimizer(self.workload.optimizer, self.module, fused=fused, scaled=scaled)
+        self._model.optimizer = self._optimizer
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The optimizer's and the gradient scaler's own, wherever they lie; empty before the first step."""
@@ -205,11 +213,6 @@ class Trainer:
         # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
         return -math.log2(scale) if scale > 0 else math.inf
 
-    def close(self) -> None:
-        """Drop gradients and the optimizer's state; the model stays."""
-        self.module.zero_grad(set_to_none=True)
-        self._optimizer.state.clear()
-
 
 class OwnStep(Trainer):
     """The user's own training step: it holds models and optimizers, and lives as long as the process."""
@@ -236,9 +239,6 @@ class OwnStep(Trainer):
         for loss in _losses_in(value):
             self._add(loss)
 
-    def close(self) -> None:
-        """Nothing is dropped: the next trial goes on with the same step."""
-
 
 def _losses_in(value: Any) -> Iterator[torch.Tensor | float]:
     """The numbers in what a step returned; of a mapping that names losses only those, because metrics may be NaN."""
@@ -250,11 +250,3 @@ def _losses_in(value: Any) -> Iterator[torch.Tensor | float]:
             yield float(leaf)
         elif isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.is_floating_point():
             yield leaf
-
-
-def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
-    """A few real samples, repeated to the batch's size on the device: what a loader would deliver, without one."""
-    places = trainer.places
-    count = min(_NUM_RESIDENT_SAMPLES, places.num_samples(samples))
-    few = trainer.to_device(places.take(samples, range(count)))
-    return trainer.to_device(places.repeated(few, batch_size))  # again: indexing need not keep the memory format

@@ -89,7 +89,6 @@ def test_a_sample_that_ends_its_worker_is_named(training, what, how):
 
 
 def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
-    impatient.start()
     leader = impatient.pid
     failure = failure_of(impatient, "hang worker any", num_workers=1)
     assert (failure.kind, failure.phase) == ("hang", "first batch")
@@ -131,9 +130,9 @@ def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(training):
 def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(training, monkeypatch):
     def end_it(reached):
         until(reached.exists, 120.0)
-        training.finish_by(time.monotonic() + 4.0)
+        training.until_s = time.monotonic() + 4.0
 
-    monkeypatch.setattr(training, "_until_s", math.inf)
+    monkeypatch.setattr(training, "until_s", math.inf)
     with fault("hang worker 41") as reached:
         threading.Thread(target=end_it, args=(reached,)).start()
         with pytest.raises(OutOfTimeError) as raised:
@@ -156,7 +155,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
 
     def give_up(window):
         given_up.append(window)
-        training.finish_by(time.monotonic())
+        training.until_s = time.monotonic()
         return watch(window) or True
 
     with fault("litter worker any"):
@@ -165,7 +164,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
         training.time_training(trial(), 0.05, Windows(enough=1))  # else the workers go on, for the next trial
         assert until(lambda: not segments(workers))
         workers.clear()
-        monkeypatch.setattr(training, "_until_s", math.inf)
+        monkeypatch.setattr(training, "until_s", math.inf)
         with pytest.raises(OutOfTimeError) as raised:
             training.time_training(trial(num_workers=2), 0.05, give_up)
     assert raised.value.stuck is None, "no sample hung"

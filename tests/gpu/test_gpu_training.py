@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,15 @@ def test_an_oom_is_clean_and_the_next_size_fits(training: TrainingClient) -> Non
 
 def test_training_streams_windows_that_abut(training: TrainingClient) -> None:
     loader = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
-    run = training.time_training(TrialConfig(loader=loader, recipe=FAST), 0.2, Windows(4))
+    windows = Windows(4)
+    run = training.time_training(TrialConfig(loader=loader, recipe=FAST), 0.2, windows)
     assert isinstance(run, TrainingRun)
     assert run.peak_allocated_bytes
-    for one, two in zip(run.windows, run.windows[1:], strict=False):
+    assert len(windows) == 4
+    for one, two in pairwise(windows):
         assert two.start_s == pytest.approx(one.end_s, abs=1e-6)
         assert one.queue_end is not None
-    for w in run.windows:
+    for w in windows:
         assert w.num_samples == 64 * w.num_steps
         assert None not in (w.copy_s, w.compute_s, w.idle_s, w.num_pinned, w.least_unpinned)
         assert 0 < w.copy_s < w.seconds
@@ -78,9 +81,10 @@ def test_training_streams_windows_that_abut(training: TrainingClient) -> None:
 
 def test_without_a_pinning_thread_the_training_process_takes_batches(training: TrainingClient) -> None:
     config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=4), recipe=FAST)
-    run = training.time_training(config, 0.2, Windows(4))
-    assert isinstance(run, TrainingRun)
-    for w in run.windows:
+    windows = Windows(4)
+    assert isinstance(training.time_training(config, 0.2, windows), TrainingRun)
+    assert len(windows) == 4
+    for w in windows:
         assert (w.num_pinned, w.least_unpinned) == (None, None)
         assert None not in (w.num_taken, w.least_untaken)
         assert abs(w.num_taken - w.num_steps) <= 2 * 4  # as many as may be set aside
@@ -99,16 +103,15 @@ def test_blocks_of_one_size_are_locked_once(training: TrainingClient) -> None:
     """By a run that is long enough to fill its queue; the same again finds them, whatever was run in between."""
     config = TrialConfig(loader=LoaderConfig(batch_size=96, num_workers=2, pin_memory=True), recipe=FAST)
     between = [replace(config.loader, batch_size=24), replace(config.loader, pin_memory=False)]
-    first = training.time_training(config, 0.2, Windows(20))
+    first, again = Windows(20), Windows(6)
+    assert isinstance(training.time_training(config, 0.2, first), TrainingRun)
     for loader in between:
         assert isinstance(training.time_training(replace(config, loader=loader), 0.2, Windows(6)), TrainingRun)
-    again = training.time_training(config, 0.2, Windows(6))
-    assert isinstance(first, TrainingRun)
-    assert isinstance(again, TrainingRun)
-    locks = [window.page_lock_s for window in (*first.windows, *again.windows)]
+    assert isinstance(training.time_training(config, 0.2, again), TrainingRun)
+    locks = [window.page_lock_s for window in (*first, *again)]
     assert None not in locks
-    locked_s = sum(window.page_lock_s or 0.0 for window in again.windows)
-    assert locked_s < PAGE_LOCK_SHARE * sum(window.seconds for window in again.windows)
+    locked_s = sum(window.page_lock_s or 0.0 for window in again)
+    assert locked_s < PAGE_LOCK_SHARE * sum(window.seconds for window in again)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,8 @@ def test_a_scaler_waits_for_the_device_unless_the_optimizer_is_fused(
     """PyTorch itself says where the host waits."""
     recipe = Recipe(precision=precision, fused_optimizer=fused)
     workload = build_workload(WorkloadSpec(model="resnet18", optimizer=optimizer))
-    trainer = Trainer(ResidentModel(workload, torch.device("cuda", 0)), recipe, workload)
+    model = ResidentModel(workload, torch.device("cuda", 0))
+    trainer = Trainer(model, recipe, workload)
     batch = trainer.to_device((torch.zeros(8, 3, 64, 64), torch.zeros(8, dtype=torch.long)))
     for _ in range(3):
         trainer.step(batch)
@@ -132,7 +136,7 @@ def test_a_scaler_waits_for_the_device_unless_the_optimizer_is_fused(
             trainer.step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        trainer.close()
+        model.drop()
 
 
 def test_closing_gives_the_memory_back(tmp_path: Path) -> None:

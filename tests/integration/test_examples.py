@@ -110,9 +110,11 @@ def test_the_training_process_trains_what_its_command_names(script: Path, reques
         tried = training.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
         assert tried.failure is None
         assert tried.batch_size == 2 * loader.batch_size
-        timed = training.time_training(TrialConfig(loader=loader, recipe=recipe), 0.2, Windows(2))
+        windows = Windows(2)
+        timed = training.time_training(TrialConfig(loader=loader, recipe=recipe), 0.2, windows)
     assert isinstance(timed, TrainingRun)
-    assert all(window.num_samples == window.num_steps * loader.batch_size for window in timed.windows)
+    assert len(windows) == 2
+    assert all(window.num_samples == window.num_steps * loader.batch_size for window in windows)
     assert (facts.dataset_length is None) == (script.stem == "shards")
 
 

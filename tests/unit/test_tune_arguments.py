@@ -17,7 +17,6 @@ from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSetting
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import RUN_FILE
-from loadtune.training import TrainingClient
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -141,7 +140,6 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
         (tmp_path / RUN_FILE).touch()
         return cut
 
-    monkeypatch.setattr(TrainingClient, "start", lambda self: None)
     monkeypatch.setattr("loadtune.tuner.tune_on", tells)
     assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == cut
     seen = capsys.readouterr()

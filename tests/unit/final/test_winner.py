@@ -1,19 +1,25 @@
 """The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import fake_host
 from study_rig import measured, trial
 
-from loadtune.final.rounds import pick_finalists
+from loadtune.final.confirmation import contestants
 from loadtune.final.winner import LOOKS, Verdict
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
+from loadtune.run.state import Resumable
 from loadtune.statistics.interval import Interval
+
+CPU = Device(kind="cpu", name="CPU")
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
@@ -37,10 +43,21 @@ def second_to_first(verdict: Verdict, num_comparisons: int = 1) -> Interval:
     return verdict.ratio(verdict.finalists[1], verdict.finalists[0], num_comparisons)
 
 
-def picked_in(time_s: float, *wanted: TrialConfig, **more: Any) -> tuple[TrialConfig, ...]:
-    """Each takes 10 s. In any case: the leader, yours."""
-    beside = [(each, time_s) for each in wanted]
-    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, beside, lasts_s=lambda config: 10.0, **more)
+def picked_in(
+    time_s: float,
+    small: TrialConfig | None = None,
+    ranked: Sequence[TrialConfig] = (LEADER, SECOND, AT_YOURS),
+    at_your_batch: Sequence[TrialConfig] = (),
+    kept: Sequence[TrialConfig] = (),
+) -> tuple[TrialConfig, ...]:
+    """Of what a search found. Each takes 10 s. In any case: the leader, yours."""
+    search: Any = SimpleNamespace(ranked=lambda: ranked, best_at=lambda size: at_your_batch, smallest=lambda: small)
+    search.changed = search.highest = lambda: None
+    search.feasible, search.lasts_s, search.space = list, lambda config: 10.0, SimpleNamespace(recipes={})
+    options, confirmed = TuneConfig(yours=YourSettings(batch_size=64)), [Attempt(config=each) for each in kept]
+    trials = [trial(number, 100.0) for number in range(2)]
+    state = Resumable(options, fake_host(), CPU, "", yours=YOURS, trials=trials, confirmed=confirmed)
+    return tuple(contestants(state, search, time_s, time_s))
 
 
 @pytest.mark.parametrize(
@@ -52,17 +69,17 @@ def picked_in(time_s: float, *wanted: TrialConfig, **more: Any) -> tuple[TrialCo
     ],
 )
 def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tuple[TrialConfig, ...]) -> None:
-    assert picked_in(time_s, LEADER, SECOND, SMALL) == finalists
+    assert picked_in(time_s, SMALL) == finalists
 
 
 def test_two_at_your_batch_and_what_was_measured_before_are_finalists_however_little_time_there_is() -> None:
     at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
-    picked = picked_in(0.0, SECOND, at_your_batch=at_batch, kept=[SMALL, LEADER])
+    picked = picked_in(0.0, at_your_batch=at_batch, kept=[SMALL, LEADER])
     assert picked == (LEADER, YOURS, AT_YOURS, config(64, 3), SMALL)
 
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
-    assert pick_finalists([YOURS, SECOND], YOURS, [], lasts_s=lambda config: 10.0) == (YOURS, SECOND)
+    assert picked_in(0.0, ranked=[YOURS, SECOND]) == (YOURS, SECOND)
 
 
 def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> None:

@@ -227,7 +227,7 @@ class FakeMeter:
 def test_on_a_gpu_the_allocator_counts_what_no_tensor_explains_is_said_and_peaks_are_of_all_visits() -> None:
     meter = FakeMeter()
     ledger = Ledger(meter)
-    ledger.start()
+    ledger.pause()
     for line in (3, 4):
         visit = ledger.begin("train.py", line, "step")
         if line == 3:

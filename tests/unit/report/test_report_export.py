@@ -8,9 +8,10 @@ import pytest
 import torch
 from page_rig import golden, on_cpu
 from torch import nn
+from torch.utils.data import DataLoader
 
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
-from loadtune.report.forms import changed_lines, loader_code, step_code
+from loadtune.report.forms import changed_lines, export, loader_code, step_code
 
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
 WORKERS = TrialConfig(
@@ -25,6 +26,14 @@ def net() -> nn.Sequential:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 3, 8, 8), torch.zeros(8, dtype=torch.long)
+
+
+def test_the_dictionaries_to_import_are_arguments_of_a_loader_and_a_recipe() -> None:
+    names: dict[str, Any] = {}
+    exec(export(on_cpu(), "python"), names)
+    loader = DataLoader([*range(20)], shuffle=True, drop_last=True, **names["LOADER_KWARGS"])
+    assert [len(part) for part in loader] == [8, 8]
+    assert Recipe(**names["RECIPE"]) == on_cpu().best.config.recipe
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "adamw"), ("fp16", "sgd"), ("bf16", "adamw")])

@@ -16,7 +16,7 @@ from loadtune.training.memory import CpuMemory
 from loadtune.training.protocol import Begin
 from loadtune.training.session import Session
 from loadtune.training.steps import measure_step
-from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
+from loadtune.training.trainer import ResidentModel, Trainer
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -31,6 +31,9 @@ def test_a_session_measures_the_step_it_was_asked_for() -> None:
     assert (account.estimated, account.precision) == (False, "bf16")
     assert account.step_s is not None
     assert account.largest.parameters_bytes == sum(block_bytes(p.numel() * 4) for p in module.parameters())
+    assert session.recovers()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert session._model.optimizer is None
     refused = session.account("bf16", 4)
     assert isinstance(refused, TrialFailure)
     assert refused.kind == "unsupported"
@@ -45,7 +48,7 @@ def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") ->
     workload = workload_of(None, conv_net(), num_classes=5, optimizer=optimizer)
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload)
-    batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
+    batch = trainer.places.repeated((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH)
     parameters, buffers = list(trainer.module.parameters()), trainer.module.buffers
     books = FakeBooks(
         lambda: [*parameters, *buffers(), *(p.grad for p in parameters), *trainer.state_tensors(), *batch]

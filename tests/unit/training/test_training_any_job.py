@@ -81,7 +81,7 @@ def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
     for _ in range(2):
         trainer = OwnStep(model, Recipe(precision="own"), workload, sums_losses=True)
         trainer.step("a batch")
-        trainer.close()
+        model.drop()
     assert made == [CPU]
     assert seen == ["a batch"] * 2
     assert trainer.loss_is_finite() is False

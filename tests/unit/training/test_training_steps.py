@@ -17,7 +17,7 @@ from loadtune.records.memory import BatchTry, FitReport
 from loadtune.training import steps
 from loadtune.training.memory import CpuMemory
 from loadtune.training.steps import compact_events, try_steps
-from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
+from loadtune.training.trainer import ResidentModel, Trainer
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ def run(model: Watched, line: Any = LINE, **asked: Any) -> FitReport:
     trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
     samples = torch.rand(3, 4), torch.arange(3)
     wanted = BatchTry(recipe=Recipe(), batch_size=BATCH, **asked)
-    return try_steps(trainer, lambda size: resident_batch(samples, size, trainer), wanted, CpuMemory(), line)
+    return try_steps(trainer, lambda size: trainer.places.repeated(samples, size), wanted, CpuMemory(), line)
 
 
 FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")

@@ -9,7 +9,7 @@ from torch import nn
 from workload_rig import workload_of
 
 from loadtune.records.config import Recipe, WorkloadSpec
-from loadtune.training.trainer import ResidentModel, Trainer, resident_batch
+from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.workload.build import Workload
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_batches_are_laid_out_as_inputs_to_does_it(workload: Workload, memory_fo
     layout = torch.channels_last if memory_format == "channels_last" else torch.preserve_format
     expected = samples()[0].to(memory_format=layout).stride()
     assert trainer.to_device(samples())[0].stride() == expected
-    inputs, targets = resident_batch(samples(), 7, trainer)
+    inputs, targets = trainer.to_device(trainer.places.repeated(trainer.to_device(samples()), 7))
     assert inputs.stride() == torch.rand(7, 1, 8, 8).to(memory_format=layout).stride()
     assert torch.equal(targets, torch.tensor([0, 1, 2, 0, 1, 2, 0]))
 
@@ -64,7 +64,7 @@ def test_every_run_begins_with_the_same_weights(workload: Workload) -> None:
     first = [parameter.detach().clone() for parameter in model.module.parameters()]
     trainer = Trainer(model, Recipe(memory_format="channels_last"), workload)
     trainer.step(trainer.to_device(samples()))
-    trainer.close()
+    model.drop()
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.add_(1.0)
