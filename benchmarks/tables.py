@@ -27,7 +27,7 @@ import msgspec
 from workloads import spec_of
 
 from loadtune.calibration import calibrate, search_space, start
-from loadtune.host.machine import Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
 from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
@@ -90,7 +90,7 @@ class Machine:
         self.host = read_host()
         self.device = choose_device(self.host, None)
         self.training = TrainingClient(spec, self.device, log_path=folder / "training.log")
-        self.sensor = Sampler(self.device, lambda: self.training.pid)
+        self.sensor = Sampler(machine_probes(self.device, lambda: self.training.pid))
         config = TuneConfig(workload=spec, max_batch_size=max_batch_size)
         state = State(config, self.host, self.device, "table")
         self.run = Run(state, time.monotonic, self.training, self.sensor, folder, read_host)

@@ -318,7 +318,7 @@ def readers(folder):
     import numpy as np
 
     from loadtune.errors import LoadtuneError, ResultError
-    from loadtune.host import cgroup, gpu, nvml, processes
+    from loadtune.host import cgroup, gpu, nvml
     from loadtune.host.cpu import read_cpu_name
     from loadtune.inflight import account, environment, files
     from loadtune.options import TABLE, check, memory_of, parsed, share_of, with_settings
@@ -374,7 +374,6 @@ def readers(folder):
         cgroup.read_cpu_quota(folder)
         cgroup.read_memory_limits(folder)
         read_cpu_name(folder)
-        processes.field_bytes(folder / "proc/self/cgroup", "Pss_Anon")
         words = content.decode(errors="replace")
         cgroup.parse_quota(words), cgroup.parse_memory_limit(words), cgroup.parse_counters(words)
 

@@ -19,7 +19,7 @@ from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
 from loadtune.final.doubts import cached_text, growth_text
-from loadtune.host.machine import Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.model.answers import bottleneck
 from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
@@ -34,9 +34,8 @@ from loadtune.report.live import LiveDisplay, NotebookDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, run_folder, write_result
 from loadtune.report.wording import warning
-from loadtune.run.journal import Journal
 from loadtune.run.measure import Run
-from loadtune.run.state import State
+from loadtune.run.state import Journal, State
 from loadtune.seams import Listener
 from loadtune.search.search import Search, changes, hung, model_job, study
 from loadtune.training import TrainingClient
@@ -124,7 +123,7 @@ def tune_config(
             objects=objects,
             max_memory_bytes=config.max_gpu_memory_bytes,
         )
-        with training, Sampler(device, lambda: training.pid) as sensor:
+        with training, Sampler(machine_probes(device, lambda: training.pid)) as sensor:
             state = State(config, host, device, __version__)
             run = Run(state, time.monotonic, training, sensor, folder, read_host, told)
             result = tune_on(run, resume=resume)

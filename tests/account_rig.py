@@ -79,7 +79,7 @@ class Broken(IterableDataset):
 
 
 class FakeBooks(TorchDispatchMode):
-    """`loadtune.training.steps.AllocatorLog`."""
+    """`loadtune.footprint.account.AllocatorLog`."""
 
     def __init__(self, owned):
         """``owned()``: the tensors that are there before a step."""

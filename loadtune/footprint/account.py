@@ -6,16 +6,18 @@ real step has the books of CUDA's allocator; one that is only worked out from sh
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loadtune.errors import TrainingError
 from loadtune.records.footprint import MemoryLines, block_bytes
 from loadtune.workload.batches import Batch, leaf_tensors, tensors_of
 
@@ -122,16 +124,6 @@ def _play(blocks: Iterable[_Block], num_events: int, marks: Sequence[Mark]) -> P
     )
 
 
-class Books(Protocol):
-    """An allocator's, while a step runs."""
-
-    def mark(self) -> Mark:
-        """The events so far."""
-
-    def address_of(self, tensor: torch.Tensor) -> int | None:
-        """Of its block. None: it has none in this memory."""
-
-
 class StorageBooks:
     """Of an allocator that gives each storage a block of its own. It knows those that it was asked the address of."""
 
@@ -156,10 +148,81 @@ class StorageBooks:
             self.events.append(Event(key, 0))
 
 
+# Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
+MAX_EVENTS = 400_000
+COUNTED = ("alloc", "free_requested")
+"""What the allocator's counters count: a request to give back lowers what is in use."""
+
+
+class AllocatorLog:
+    """Of one CUDA device, under PyTorch's native allocator. Positions count events since `kept` was entered."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._begun = self._start = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+        try:
+            self._begun = len(self._entries())
+            self._start = 0
+            self._start = self.mark().position
+            yield
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def mark(self) -> Mark:
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        count = stats["allocation"]["all"]
+        handed_out, asked_for = (stats[name]["all"]["current"] for name in ("allocated_bytes", "requested_bytes"))
+        return Mark(count["allocated"] + count["freed"] - self._start, handed_out - asked_for)
+
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """None: it does not lie on this device, or not in one block."""
+        is_here = tensor.device.type == self.device.type and tensor.layout == torch.strided
+        return tensor.untyped_storage().data_ptr() if is_here else None
+
+    def standing(self) -> dict[int, int]:
+        """Address → bytes asked for, of every block in use."""
+        snapshot, own = torch.cuda.memory._snapshot(self.device), self.device.index or 0
+        blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
+        return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
+
+    def history(self) -> list[dict[str, Any]]:
+        """All that the allocator did since `kept` was entered. Raises TrainingError where some of it is missing."""
+        torch.cuda.synchronize(self.device)
+        history = self._entries()[self._begun :]
+        num_counted, position = sum(entry["action"] in COUNTED for entry in history), self.mark().position
+        if num_counted != position:
+            raise TrainingError(
+                f"PyTorch's history of the allocator holds {num_counted} events where its counters say {position}: it "
+                "cannot be accounted for. `loadtune memory --device cpu` estimates it."
+            )
+        return history
+
+    def events(self) -> list[Event]:
+        """Those that the allocator counts, of its `history`. Raises as that does."""
+        counted = (entry for entry in self.history() if entry["action"] in COUNTED)
+        return [Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0) for entry in counted]
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """At most `MAX_EVENTS`, oldest first."""
+        snapshot = torch.cuda.memory._snapshot(self.device)
+        return snapshot["device_traces"][self.device.index or 0]  # type: ignore[no-any-return]
+
+    def give_back_workspaces(self) -> None:
+        """What libraries keep from one operation to the next goes back to the allocator."""
+        torch.cuda.synchronize(self.device)
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
     """While it is entered: where each operation begins and ends in the books, and whose the blocks are."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: StorageBooks | AllocatorLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._books = books
         self._ops: list[tuple[int, int]] = []

@@ -62,7 +62,7 @@ class StepPlan:
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: LiveObjects | None = None) -> StepPlan:
     """The workload's step. Raises WorkloadError as a run of it would."""
-    fake = _OneFakeMode()
+    fake = _OneFakeMode(allow_non_fake_inputs=True)  # real tensors, such as the class weights of a loss
     workload = build_workload(spec, objects, making=_making(fake))
     example, places = small_batch(workload)
     if not places.are_known:
@@ -71,11 +71,7 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: Liv
 
 
 class _OneFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # PyTorch's own
-    """Stays the same when a layer is copied, as nn.TransformerEncoder copies its own: modes do not mix. Real tensors,
-    such as the class weights of a loss, are taken too."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+    """Stays the same when a layer is copied, as nn.TransformerEncoder copies its own: modes do not mix."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "_OneFakeMode":
         return self
@@ -166,21 +162,20 @@ def _take_steps(plan: StepPlan, batch_size: int) -> tuple[PeakLines, tuple[Layer
         for _ in range(2):
             model.zero_grad(set_to_none=True)
             books = StorageBooks()
-            watch = StepWatch(books)
+            watch = _LayerWatch(books, model, (*model.parameters(), *model.buffers(), *tensors_of(batch)))
             watch.claim_owned(model, _state(optimizer, books), batch)
-            layers = _LayerWatch(watch, model, (*model.parameters(), *model.buffers(), *tensors_of(batch)))
             with watch:
                 with (
-                    register_module_forward_pre_hook(layers.enter),
-                    register_module_forward_hook(layers.leave),
-                    torch.autograd.graph.saved_tensors_hooks(layers.keep, lambda packed: packed),
+                    register_module_forward_pre_hook(watch.enter),
+                    register_module_forward_hook(watch.leave),
+                    torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda packed: packed),
                     torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
                 ):
                     loss = plan.workload.compute_loss(model, batch)
                 torch.autograd.backward(loss)
                 optimizer.step()
             watch.claim_owned(model, _state(optimizer, books), batch)
-    return watch.lines({}, books.events), layers.rows()
+    return watch.lines({}, books.events), watch.rows()
 
 
 def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.Tensor]:
@@ -192,12 +187,12 @@ def _state(optimizer: torch.optim.Optimizer, books: StorageBooks) -> list[torch.
     return [tensor for tensor in tensors if tensor.dim() > 0]
 
 
-class _LayerWatch:
-    """The calls of one forward pass and its loss, by hooks on modules and on what autograd saves."""
+class _LayerWatch(StepWatch):  # type: ignore[no-untyped-call]
+    """Also the calls of the forward pass and its loss, by hooks on modules and on what autograd saves."""
 
-    def __init__(self, watch: StepWatch, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
+    def __init__(self, books: StorageBooks, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
         """``others``: tensors that are no activations, whoever saves them."""
-        self._watch = watch
+        super().__init__(books)
         self._names = {module: name for name, module in model.named_modules()}
         self._saved = WeakSet(tensor.untyped_storage() for tensor in others)
         self._counted: set[nn.Parameter] = set()
@@ -227,7 +222,7 @@ class _LayerWatch:
         if storage not in self._saved:
             self._saved.add(storage)
             self._stack[-1].kept_bytes += block_bytes(storage.nbytes())
-        return self._watch.keep(tensor)
+        return super().keep(tensor)
 
     def rows(self) -> tuple[LayerFootprint, ...]:
         """Leaf modules, and other modules with parameters or activations of their own."""

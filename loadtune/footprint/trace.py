@@ -10,11 +10,12 @@ import runpy
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -27,77 +28,11 @@ from loadtune.workload.user_code import is_users_file
 _INLINED = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 """Frames that 3.12 no longer makes for most of these: on every version they belong to the line they stand on."""
 
-
-class LineTracer:
-    """Between `start` and `stop` the ledger's current visit is the line that runs in this thread."""
-
-    def __init__(self, ledger: Ledger, before_end: Callable[[], None]) -> None:
-        self._ledger = ledger
-        self._before_end = before_end
-        self._stack: list[TracedLine] = []
-
-    def start(self, frame: FrameType) -> None:
-        """Tracing itself begins with ``sys.settrace(self.call)``, the last thing before the caller's first line."""
-        self._base, self._base_line = frame, frame.f_lineno
-        self._was_global, self._was_local = sys.gettrace(), frame.f_trace
-        if is_users_file(frame.f_code.co_filename):
-            frame.f_trace = self._line
-            self._enter(frame)
-        else:
-            self._stack = [self._ledger.begin(None, 0, "", num_visits=0)]
-
-    def stop(self) -> None:
-        """Puts everything back first; then the lines still open end, innermost first."""
-        sys.settrace(self._was_global)
-        self._base.f_trace = self._was_local
-        top = self._stack[-1]
-        if len(self._stack) == 1 and top.line == self._base_line:
-            top.num_visits = 0  # leaving the block runs its ``with`` line once more
-        while self._stack:
-            self._leave()
-        del self._base, self._was_global, self._was_local
-
-    def call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if event != "call" or code.co_name in _INLINED or not is_users_file(code.co_filename):
-            return None
-        self._ledger.pause()
-        self._enter(frame)
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        top, code = self._stack[-1], frame.f_code
-        if event == "line" and top.num_visits and top.line == frame.f_lineno:
-            return self._line  # the next turn of a comprehension, which has no frame of its own since Python 3.12
-        if event == "line":
-            self._end_top()
-            self._stack[-1] = self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name)
-        elif event == "return" and len(self._stack) > 1:
-            self._leave()
-        return self._line
-
-    def _enter(self, frame: FrameType) -> None:
-        """A generator that goes on has no line event of its own: what it does first is its frame's."""
-        code = frame.f_code
-        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, num_visits=0))
-
-    def _leave(self) -> None:
-        self._end_top()
-        self._stack.pop()
-        if self._stack:
-            self._ledger.resume(self._stack[-1])
-
-    def _end_top(self) -> None:
-        self._before_end()
-        self._ledger.pause()
-        self._ledger.end(self._stack[-1])
-
-
 _running = threading.Lock()
 """One trace at a time in a process: the allocator's peak counter and the optimizers' hook are the process's."""
 
 
-def trace_memory() -> "Tracing":
+class Tracing:
     """Record the memory of every source line that runs in the ``with`` block, in this thread.
 
     ``print(trace.text())`` shows for each line the memory in use, the change, the peak, and the tensors created and
@@ -108,19 +43,15 @@ def trace_memory() -> "Tracing":
     attributed to the line that called it. Inside the block a training step takes several times as long. Outside,
     nothing is patched. On a GPU every line resets the peak counter of PyTorch's allocator (`max_memory_allocated`).
 
-    Raises UsageError, on entry, inside another trace.
+    The trace can be read inside the block and after it. Raises UsageError, on entry, inside another trace.
     """
-    return Tracing()
-
-
-class Tracing:
-    """The trace of ``with trace_memory() as trace``. It can be read inside the block and after it."""
 
     def __init__(self) -> None:
         self._cuda = CudaMeter()
         self._ledger = Ledger(self._cuda)
         self._watch = TensorWatch(self._ledger)
-        self._lines = LineTracer(self._ledger, self._watch.before_end)
+        self._stack: list[TracedLine] = []
+        """Visits that have not ended, outermost first: the last one is the line that runs in this thread."""
         self._before_bytes = 0
         self._used = False
 
@@ -162,18 +93,71 @@ class Tracing:
             self._watch.look_around()
             self._ledger.pause()  # what is there already is nobody's change
             self._before_bytes = self._ledger.in_use["cpu"]
-            self._lines.start(sys._getframe(1))
-            undo.callback(self._lines.stop)
+            frame = sys._getframe(1)
+            undo.callback(self._end_all, frame.f_lineno)
+            undo.callback(setattr, frame, "f_trace", frame.f_trace)
+            undo.callback(sys.settrace, sys.gettrace())
+            if is_users_file(frame.f_code.co_filename):
+                frame.f_trace = self._line
+                self._enter(frame)
+            else:
+                self._stack = [self._ledger.begin(None, 0, "", num_visits=0)]
             hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))
             undo.callback(hook.remove)
             undo.enter_context(self._watch)
             self._undo = undo.pop_all()
-        sys.settrace(self._lines.call)
+        sys.settrace(self._call)  # the last thing before the caller's first line
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
         self._undo.close()
+
+    def _end_all(self, begun_at: int) -> None:
+        """Lines still open, innermost first. ``begun_at``: the line of the ``with``, which is run again as it ends."""
+        if len(self._stack) == 1 and self._stack[0].line == begun_at:
+            self._stack[0].num_visits = 0
+        while self._stack:
+            self._leave()
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if event != "call" or code.co_name in _INLINED or not is_users_file(code.co_filename):
+            return None
+        self._ledger.pause()
+        self._enter(frame)
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        top, code = self._stack[-1], frame.f_code
+        if event == "line" and top.num_visits and top.line == frame.f_lineno:
+            return self._line  # the next turn of a comprehension, which has no frame of its own since Python 3.12
+        if event == "line":
+            self._end_top()
+            self._stack[-1] = self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name)
+        elif event == "return" and len(self._stack) > 1:
+            self._leave()
+        return self._line
+
+    def _enter(self, frame: FrameType) -> None:
+        """A generator that goes on has no line event of its own: what it does first is its frame's."""
+        code = frame.f_code
+        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, num_visits=0))
+
+    def _leave(self) -> None:
+        self._end_top()
+        self._stack.pop()
+        if self._stack:
+            self._ledger.resume(self._stack[-1])
+
+    def _end_top(self) -> None:
+        self._watch.before_end()
+        self._ledger.pause()
+        self._ledger.end(self._stack[-1])
+
+
+trace_memory = Tracing
+"""What ``loadtune.trace_memory`` is."""
 
 
 def run_traced(script: Path, args: list[str], trace: Tracing) -> None:
@@ -183,14 +167,9 @@ def run_traced(script: Path, args: list[str], trace: Tracing) -> None:
     """
     if not script.is_file():
         raise UsageError(f"{script}: no such script. Give the path of a Python file.")
-    argv, path = sys.argv[:], sys.path[:]
-    sys.argv[:] = [str(script), *args]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        with trace:
-            runpy.run_path(str(script), run_name="__main__")
-    finally:
-        sys.argv[:], sys.path[:] = argv, path
+    path = [str(script.resolve().parent), *sys.path]
+    with patch.object(sys, "argv", [str(script), *args]), patch.object(sys, "path", path), trace:
+        runpy.run_path(str(script), run_name="__main__")
 
 
 _WIDTH = 80

@@ -117,8 +117,7 @@ class Reading:
 class CudaMeter:
     """Of the device that is current when CUDA is first seen in use; its allocator's peak counter is started anew."""
 
-    def __init__(self) -> None:
-        self.device: str | None = None
+    device: str | None = None
 
     def read(self) -> Reading | None:
         """None: CUDA is not in use yet."""

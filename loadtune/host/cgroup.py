@@ -111,9 +111,9 @@ def parse_memory_limit(text: str) -> int | None:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Lines such as ``oom_kill 17``. What is none is left out."""
-    fields = (line.split() for line in text.splitlines())
-    return {field[0]: int(field[1]) for field in fields if len(field) == 2 and re.fullmatch(r"\d{1,19}", field[1])}
+    """Lines such as ``oom_kill 17``, and ``RssAnon:  144 kB`` in bytes. What is none is left out."""
+    found = re.findall(r"^(\S+?):?[ \t]+(\d{1,19})( kB)?$", text, flags=re.MULTILINE)
+    return {name: int(count) * (1024 if unit else 1) for name, count, unit in found}
 
 
 def read_text(file: Path) -> str:
@@ -122,12 +122,3 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def field_bytes(file: Path, name: str) -> int | None:
-    """Of a line such as ``RssAnon:  144 kB`` in that file. None: there is none."""
-    for line in read_text(file).splitlines():
-        field, _, rest = line.partition(":")
-        if field == name:
-            return int(rest.split()[0]) * 1024
-    return None

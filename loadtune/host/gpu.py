@@ -111,11 +111,11 @@ def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, 
 
 
 def _resolve(entry: str, installed: Sequence[str]) -> str | None:
-    named: Sequence[str] = [entry] if entry.startswith("MIG-") else []
+    if entry.startswith("MIG-"):
+        return entry
     if re.fullmatch(r"\+?\d+", entry):
-        named = installed[int(entry) :][:1]
-    elif entry.startswith("GPU-"):
-        named = matching(entry, installed)
+        return next(iter(installed[int(entry) :]), None)
+    named = matching(entry, installed) if entry.startswith("GPU-") else []
     return named[0] if len(named) == 1 else None
 
 

@@ -14,7 +14,7 @@ from loadtune.errors import UsageError
 from loadtune.host import cgroup, cpu, memory
 from loadtune.host.gpu import choose_device, freest_gpu, read_gpus
 from loadtune.host.nvml import NVML
-from loadtune.host.telemetry import Sampler, read_telemetry
+from loadtune.host.telemetry import Sampler, machine_probes, read_telemetry
 from loadtune.records.facts import HostFacts
 
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtune.host.cgroup import UNIFIED, field_bytes, parse_counters, read_group_folders, read_memory_limits, read_text
+from loadtune.host.cgroup import UNIFIED, parse_counters, read_group_folders, read_memory_limits, read_text
 
 SHM_ADVICE = (
     "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
@@ -28,8 +28,8 @@ class Ram(NamedTuple):
 def read_ram(system: Path = Path("/")) -> Ram:
     """Physical memory, bounded by every cgroup limit in force. Each limit binds with what its own group holds: a
     parent's neighbours can leave less than our own limit does."""
-    machine, limits = system / "proc/meminfo", read_memory_limits(system)
-    total, available = (field_bytes(machine, name) or 0 for name in ("MemTotal", "MemAvailable"))
+    machine, limits = parse_counters(read_text(system / "proc/meminfo")), read_memory_limits(system)
+    total, available = (machine.get(name, 0) for name in ("MemTotal", "MemAvailable"))
     return Ram(
         total_bytes=total,
         limit_bytes=min([total, *(limit.limit_bytes for limit in limits)]),

@@ -6,10 +6,11 @@ request runs, the guard says when to end a training process that takes all RAM. 
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadtune.host.cgroup import field_bytes
+from loadtune.host.cgroup import parse_counters, read_text
 from loadtune.host.memory import Ram, read_ram
 from loadtune.host.sensing import Count, Look
 
@@ -42,9 +43,9 @@ class ProcessTree:
         self._pid = pid
         self._root: Any = None
         """The training process, of psutil, as all processes here."""
-        self._followed: list[Any] = []
-        self._found_workers: list[Any] = []
-        self._last: dict[Any, Used] = {}
+        self._followed: dict[Any, bool] = {}
+        """Parents first, each with whether it is a worker."""
+        self.last: dict[Any, Used] = {}
         """What each had used at the last look."""
         self._training_s = self._workers_s = 0.0
         """CPU time since this root was first seen."""
@@ -54,38 +55,33 @@ class ProcessTree:
         """Bytes from storage, of this root and all it started."""
 
     @property
-    def processes(self) -> list[Any]:
-        """As of the last look."""
-        return list(self._last)
-
-    @property
     def workers(self) -> list[Any]:
         """As of the last look."""
-        return [process for process in self._found_workers if process in self._last]
+        return [process for process, is_worker in self._followed.items() if is_worker and process in self.last]
 
     def search(self) -> Look:
         """Look for new workers: that reads every process of the machine, 2 ms at 90 of them."""
-        self._followed = _tree(self._root)
-        self._found_workers = [process for process in self._followed[1:] if is_worker(process)]
+        tree = _tree(self._root)
+        self._followed = {each: each is not self._root and _asked(each.name) == WORKER_NAME for each in tree}
         return {}
 
     def look(self) -> Look:
         pid = self._pid()
         if self._root is None or self._root.pid != pid:
-            self._root = None if pid is None else _process(pid)
-            self._last, self._training_s, self._workers_s, self._owed_s = {}, 0.0, 0.0, 0.0
+            self._root = None if pid is None else _asked(lambda: _process(pid))
+            self.last, self._training_s, self._workers_s, self._owed_s = {}, 0.0, 0.0, 0.0
             self._fetched = 0
             self.search()
-        last, used = self._last, {process: _used(process) for process in self._followed}  # parents first
-        self._last = {process: use for process, use in used.items() if use is not None}
-        if not self._last:
+        last, used = self.last, {process: _asked(partial(_used, process)) for process in self._followed}
+        self.last = {process: use for process, use in used.items() if use is not None}
+        if not self.last:
             return dict.fromkeys(self.figures)
         if last:
             self._count(last)
         workers = self.workers
-        held = [self._last[process].own_bytes for process in workers]
+        held = [self.last[process].own_bytes for process in workers]
         # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-        resident = [self._last[process].rss_bytes for process in (self._root, *workers) if process in self._last]
+        resident = [self.last[process].rss_bytes for process in (self._root, *workers) if process in self.last]
         return {
             "training_cpu_cores": Count(self._training_s),
             "training_rss_bytes": sum(resident),
@@ -95,9 +91,9 @@ class ProcessTree:
 
     def _count(self, last: Mapping[Any, Used]) -> None:
         """Add what was used since the last look. A parent may wait for a process a moment after its end."""
-        own_s = {process: use.cpu_s - last[process].cpu_s for process, use in self._last.items() if process in last}
-        brief_s = _accounts_s(self._last) - _accounts_s(last) - sum(own_s.values()) - self._owed_s
-        self._owed_s = max(0.0, -brief_s) if last.keys() - self._last.keys() else 0.0
+        own_s = {process: use.cpu_s - last[process].cpu_s for process, use in self.last.items() if process in last}
+        brief_s = _accounts_s(self.last) - _accounts_s(last) - sum(own_s.values()) - self._owed_s
+        self._owed_s = max(0.0, -brief_s) if last.keys() - self.last.keys() else 0.0
         self._training_s += sum(own_s.values()) + max(0.0, brief_s)
         self._workers_s += sum(own_s.get(process, 0.0) for process in self.workers)
 
@@ -108,8 +104,8 @@ class ProcessTree:
         the sum dips, and its highest is taken. What was read from files is the workers' alone: a training process that
         had workers has also read what they read.
         """
-        counts = {process: counted for process in self._last if (counted := _asked(process.io_counters)) is not None}
-        if not self._last:
+        counts = {process: counted for process in self.last if (counted := _asked(process.io_counters)) is not None}
+        if not self.last:
             return dict.fromkeys(self.read_figures)
         if not counts:
             raise OSError("the kernel does not tell what a process reads")
@@ -126,15 +122,10 @@ def _accounts_s(used: Mapping[Any, Used]) -> float:
     return sum(use.cpu_s + use.waited_s for use in used.values())
 
 
-def is_worker(process: Any) -> bool:
-    """Whether this process, which the training process started, loads samples."""
-    return bool(_asked(process.name) == WORKER_NAME)
-
-
 def _process(pid: int) -> Any:
     import psutil
 
-    return _asked(lambda: psutil.Process(pid))
+    return psutil.Process(pid)
 
 
 def _tree(root: Any) -> list[Any]:
@@ -142,11 +133,8 @@ def _tree(root: Any) -> list[Any]:
     return [] if root is None else [root, *(_asked(lambda: root.children(recursive=True)) or ())]
 
 
-def _used(process: Any) -> Used | None:
-    """None: it ended."""
-    times, memory = _asked(process.cpu_times), _asked(process.memory_info)
-    if times is None or memory is None:
-        return None
+def _used(process: Any) -> Used:
+    times, memory = process.cpu_times(), process.memory_info()
     waited_s = times.children_user + times.children_system
     return Used(times.user + times.system, waited_s, memory.rss, memory.rss - memory.shared)
 
@@ -163,9 +151,8 @@ def _asked(question: Callable[[], Any]) -> Any:
 
 def anonymous_bytes(pid: int) -> int | None:
     """Resident now; pages shared with other processes are in it. None: it ended."""
-    process = _process(pid)
-    memory = None if process is None else _asked(process.memory_info)
-    return None if memory is None else memory.rss - memory.shared
+    used = _asked(lambda: _used(_process(pid)))
+    return None if used is None else used.own_bytes
 
 
 def proportional_bytes(pid: int) -> int | None:
@@ -173,7 +160,7 @@ def proportional_bytes(pid: int) -> int | None:
 
     It takes 20 ms where 0.9 GB are resident, and 0.03 ms undivided, so it is asked only when RAM is short.
     """
-    own = field_bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
+    own = parse_counters(read_text(Path(f"/proc/{pid}/smaps_rollup"))).get("Pss_Anon")
     return anonymous_bytes(pid) if own is None else own
 
 
@@ -189,7 +176,7 @@ def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
 
 def tree_bytes(pid: int, of: Callable[[int], int | None]) -> int:
     """Of a process and all that it started, together."""
-    return sum(of(each.pid) or 0 for each in _tree(_process(pid)))
+    return sum(of(each.pid) or 0 for each in _tree(_asked(lambda: _process(pid))))
 
 
 RESERVE = 0.05

@@ -134,7 +134,10 @@ LONGEST_PAUSE_S = 2.0
 
 
 def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Probe, ...]:
-    """Without a GPU its figures have no probes, and NVML is never opened."""
+    """Without a GPU its figures have no probes, and NVML is never opened.
+
+    ``pid`` is asked at each reading: the training process may be replaced, or be None, at any time.
+    """
     tree = ProcessTree(pid)
     looks, reads = Probe(tree.figures, tree.look), Probe(tree.read_figures, tree.look_at_reads, 5)
     probes = (cpu_use(), Probe((), tree.search, 6), looks, reads)
@@ -143,7 +146,7 @@ def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = N
     gpu = NvmlDevice(device.uuid, nvml)
     # NVIDIA asks for 0.1 s between two samples of the performance counters. Others come after the tree was looked at:
     # who is not known to be ours counts as somebody else.
-    gpm, others = Gpm(gpu), GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
+    gpm, others = Gpm(gpu), GpuOthers(gpu, lambda: {process.pid for process in tree.last})
     return (*probes, gpu_use(gpu), Probe(gpm.figures, gpm.look, 5), Probe(others.figures, others.look, 10))
 
 
@@ -161,17 +164,9 @@ class Sampler:
     """`seams.Sensor` over this machine. Samples while open as a context; what it saw can be asked for after that."""
 
     def __init__(
-        self,
-        device: Device,
-        pid: Callable[[], int | None],
-        *,
-        interval_s: float = INTERVAL_S,
-        probes: Sequence[Probe] | None = None,
-        now: Callable[[], float] = time.monotonic,
+        self, probes: Sequence[Probe], *, interval_s: float = INTERVAL_S, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """``pid`` is asked at each reading: the training process may be replaced, or be None, at any time."""
-        self._probes = machine_probes(device, pid) if probes is None else probes
-        self._interval_s, self._now = interval_s, now
+        self._probes, self._interval_s, self._now = probes, interval_s, now
         self._seen = Record()
         self._lock = threading.Lock()
         """Of what was seen."""
@@ -194,23 +189,18 @@ class Sampler:
     def sample(self, *, everything: bool = False) -> None:
         """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
         now_s = self._now()
-        for probe in self._probes:
-            if everything or now_s >= probe.due_s:
-                self._look(probe)
-                # A little less than whole readings, so that one which is late by a moment does not cost another.
-                pause_s = max((probe.every - 0.5) * self._interval_s, median(probe.costs_s) / CPU_SHARE)
-                probe.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
-
-    def _look(self, probe: Probe) -> None:
-        """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
-        now_s, began_cpu_s = self._now(), time.thread_time()
-        try:
-            seen, failure = probe.look(), None
-        except Exception as error:
-            seen, failure = dict.fromkeys(probe.figures), str(error) or type(error).__name__
-        with self._lock:
-            self._seen.add(now_s, seen, failure)
-        probe.costs_s.append(time.thread_time() - began_cpu_s)
+        for probe in self._probes if everything else [each for each in self._probes if now_s >= each.due_s]:
+            at_s, began_cpu_s = self._now(), time.thread_time()
+            try:
+                seen, failure = probe.look(), None
+            except Exception as error:  # the sampler outlives whatever a driver or /proc comes up with
+                seen, failure = dict.fromkeys(probe.figures), str(error) or type(error).__name__
+            with self._lock:
+                self._seen.add(at_s, seen, failure)
+            probe.costs_s.append(time.thread_time() - began_cpu_s)
+            # A little less than whole readings, so that one which is late by a moment does not cost another.
+            pause_s = max((probe.every - 0.5) * self._interval_s, median(probe.costs_s) / CPU_SHARE)
+            probe.due_s = now_s + min(LONGEST_PAUSE_S, pause_s)
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -222,7 +212,7 @@ class Sampler:
 
 def read_telemetry(device: Device) -> Telemetry:
     """What can be had on this machine, seen by looking twice: a quarter of a second of this very process."""
-    sampler, start_s = Sampler(device, os.getpid), time.monotonic()
+    sampler, start_s = Sampler(machine_probes(device, os.getpid)), time.monotonic()
     sampler.sample(everything=True)
     time.sleep(_TRIED_S)
     sampler.sample(everything=True)

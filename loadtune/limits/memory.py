@@ -161,7 +161,7 @@ class MemoryProbe:
     def _predict(self, low: FitReport, high: FitReport) -> None:
         """The line and its end, from the smallest and the largest that fit."""
         (x0, y0), (x1, y1) = ((each.batch_size, each.peak_bytes or 0) for each in (low, high))
-        if high.budget_bytes is None or x0 == x1 or y1 <= y0:
+        if high.budget_bytes is None or y1 <= y0:  # as where a single size fits
             self._line = self._end = None
             return
         slope = (y1 - y0) / (x1 - x0)
@@ -315,7 +315,7 @@ class MemoryProbe:
 
 
 def verifying_seconds(ceiling: MemoryCeiling) -> float:
-    """Expected of verifying it, by the largest size that was run."""
+    """Expected of verifying a predicted one, by the largest size that was run."""
     largest = max((probe for probe in ceiling.probes if probe.fits), key=lambda probe: probe.batch_size)
     return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
 

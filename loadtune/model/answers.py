@@ -24,8 +24,6 @@ from loadtune.statistics.interval import Interval, around_ratio
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""
 
-QUANTILES = (0.025, 0.5, 0.975)
-
 CHANGED = 0.5
 """Share of the scale of what the form leaves out that a change of the job adds: it may change with the job."""
 
@@ -117,13 +115,12 @@ def bottleneck(
     model, here = ThroughputModel(job, segments_of(measured, job)), points_at([winner.config], job)
     others = _with_workers(here, sorted({*searched, winner.config.loader.num_workers}))
     share, limits, roofline = explain(model, here, winner.samples_per_s, others)
-    tested = [(trial.predicted, trial.measurement) for trial in trials if trial.predicted and trial.measurement]
-    num_missed = sum(not said.holds(run.samples_per_s) for said, run in tested)
-    so_many_by_chance = float(bdtrc(num_missed - 1, len(tested), 0.05))  # or more
+    held = [trial.held for trial in trials if trial.held is not None]
+    so_many_by_chance = float(bdtrc(held.count(False) - 1, len(held), 0.05))  # or more
     return Bottleneck(
         config=winner.config,
-        num_predicted=len(tested),
-        num_missed=num_missed,
+        num_predicted=len(held),
+        num_missed=held.count(False),
         explained=share,
         holds=so_many_by_chance >= MISSED and abs(math.log(share)) < math.log(UNEXPLAINED),
         limits=limits,
@@ -235,5 +232,5 @@ def _shares(parts: Mapping[Part, Array]) -> dict[Part, float]:
 
 
 def _estimate(draws: Array) -> Interval:
-    low, middle, high = np.quantile(draws, QUANTILES)
+    low, middle, high = np.quantile(draws, (0.025, 0.5, 0.975))
     return Interval(value=float(middle), low=float(low), high=float(high))

@@ -9,8 +9,9 @@ weighted by their evidence.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -151,7 +152,7 @@ class ThroughputModel:
         solution = least_squares(
             residuals,
             start,
-            lambda theta: _slope(residuals(_around(theta))),
+            partial(_slope, residuals),
             max_nfev=30,
             x_scale=self._sd,
             ftol=1e-4,
@@ -160,7 +161,7 @@ class ThroughputModel:
         covariance = np.linalg.inv(solution.jac.T @ solution.jac)
         evidence = -solution.cost + np.log(np.diag(whiten)).sum() + np.linalg.slogdet(covariance)[1] / 2
         left = np.log(seen["rate"]) - self._model(solution.x, seen)
-        slope = _slope(self._model(_around(solution.x), seen))
+        slope = _slope(partial(self._model, points=seen), solution.x)
         return _Fitted(scale, solution.x, covariance, float(evidence), whiten.T @ whiten, left, slope)
 
     def learned(self) -> Array:
@@ -226,15 +227,10 @@ class ThroughputModel:
         return Prediction(at[0] + gain @ fit.left, variance, alike + unsure @ slope[anchor])
 
 
-def _around(theta: Array) -> Array:
-    """Rows with one parameter a little higher each, then a little lower."""
+def _slope(function: Callable[[Array], Array], theta: Array) -> Array:
+    """By parameter, of a function that takes rows of parameters: one row for each of its figures."""
     steps = STEP * np.eye(len(theta))
-    return np.concatenate([theta + steps, theta - steps])
-
-
-def _slope(around: Array) -> Array:
-    """By parameter, of what was computed at `_around`: one row a setting."""
-    higher, lower = np.split(around, 2)
+    higher, lower = np.split(function(np.concatenate([theta + steps, theta - steps])), 2)
     return np.asarray((higher - lower).T / (2 * STEP))
 
 

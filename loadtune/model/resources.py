@@ -115,10 +115,6 @@ PRIORS: Mapping[str, Prior] = {
 COMPUTE = Prior(1.03, 0.10)
 
 
-def names_of(job: Job) -> tuple[str, ...]:
-    return (*PRIORS, *(f"compute {recipe}" for recipe in job.compute))
-
-
 def prior_of(job: Job) -> tuple[Array, Array]:
     """(Mean, standard deviation) of the logarithm of each parameter.
 
@@ -126,9 +122,9 @@ def prior_of(job: Job) -> tuple[Array, Array]:
     """
     shortest_s = min(size * seconds for curve in job.compute.values() for size, seconds in curve)
     bounds = {"launch": 0.8 * shortest_s, "sync": 0.3 * shortest_s}
-    priors = [*PRIORS.values(), *(COMPUTE for _ in job.compute)]
-    medians = [min(prior.median, bounds.get(name, np.inf)) for name, prior in zip(names_of(job), priors, strict=True)]
-    return np.log(medians), np.array([prior.sd for prior in priors])
+    bounded = [prior._replace(median=min(prior.median, bounds.get(name, np.inf))) for name, prior in PRIORS.items()]
+    medians, sds = np.array([*bounded, *(COMPUTE for _ in job.compute)]).T
+    return np.log(medians), sds
 
 
 def compute_s(job: Job, points: Points, small: Array) -> Array:

@@ -32,6 +32,10 @@ def failures_of(attempts: Iterable[Attempt]) -> list[Failed]:
     return [(each.config, each.failure) for each in attempts if each.failure is not None]
 
 
+def measured_of(attempts: Iterable[Attempt]) -> list[tuple[TrialConfig, Measurement]]:
+    return [(each.config, each.measurement) for each in attempts if each.measurement is not None]
+
+
 def is_barred(failures: Sequence[TrialFailure]) -> bool:
     """Whether a configuration with these failures is no answer. One may be chance, and what ran beside it counts; a
     loss that is not finite is none."""

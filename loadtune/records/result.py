@@ -180,6 +180,13 @@ class Trial(Attempt):
     predicted: Interval | None = None
     """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
+    @property
+    def held(self) -> bool | None:
+        """Whether the prediction held. None: there was none, or nothing was measured."""
+        if self.predicted is None or self.measurement is None:
+            return None
+        return bool(self.predicted.holds(self.measurement.samples_per_s))
+
 
 UnconfirmedReason = Literal["failed", "non_finite_loss", "above_compute_only"]
 """``failed`` one of its runs ended in a failure; ``non_finite_loss`` its precision gave a loss that is NaN or infinite;

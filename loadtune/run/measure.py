@@ -17,8 +17,7 @@ from loadtune.records.measurement import Measurement, TrialFailure, Window, non_
 from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run.budget import Budget
-from loadtune.run.journal import Journal
-from loadtune.run.state import State
+from loadtune.run.state import Journal, State
 from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.statistics.rate import samples_per_s
 from loadtune.units import counted, percent_text, rate_text, seconds_text

@@ -19,7 +19,7 @@ from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
 from loadtune.model.answers import ENOUGH, HELD, WORTH, of_segment, propose
 from loadtune.model.fit import ThroughputModel, points_at, segments_of
 from loadtune.model.resources import Job
-from loadtune.records.answer import Failed
+from loadtune.records.answer import Failed, measured_of
 from loadtune.records.config import LoaderConfig, Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
@@ -55,7 +55,7 @@ class Next:
 
 @dataclass(slots=True)
 class Search:
-    """Call `next`, try what it returns, and tell the outcome to `saw`."""
+    """Call `next`, try what it returns, and append the outcome to `trials`."""
 
     job: Job
     space: SearchSpace
@@ -65,26 +65,13 @@ class Search:
     """Those of them that can run, by all that is known now."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
-    _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
-    _known: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
-    """What the model can be fitted to, each at its point of the space: the baseline with workers that outlive an epoch,
-    as all others have. That changes no rate."""
-    _held: list[bool] = field(default_factory=list)
-    _fitted: ThroughputModel | None = None
-    _all: list[TrialConfig] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    """Also those of before an interruption. What failed is for `feasible` to know."""
     broken: str | None = None
     """Why the model cannot be fitted. None: it can. Without it configurations are ranked as they were measured."""
-
-    def saw(self, trial: Trial) -> None:
-        """An outcome, also one of before an interruption. What failed is for `feasible` to know."""
-        if (measured := trial.measurement) is None:
-            return
-        self._fitted = self.broken = None
-        self._tried.append((trial.config, measured))
-        if self.space.has(trial.config):
-            self._known.append((self.space.nearest(trial.config), measured))
-        if trial.predicted is not None:
-            self._held.append(bool(trial.predicted.holds(measured.samples_per_s)))
+    _fitted: ThroughputModel | None = None
+    _num_fitted: int = -1
+    _all: list[TrialConfig] = field(default_factory=list)
 
     def next(self, left_s: float = math.inf) -> Next | str:
         """What to try next; or why nothing is left that is worth a trial, for people. Empty: only for want of time.
@@ -92,7 +79,7 @@ class Search:
         ``left_s``: seconds for trials. A configuration whose queue could not be turned over once in it is not tried,
         nor one that could not be measured again afterwards.
         """
-        if self.yours is not None and self.yours not in dict(self._tried) and self.feasible([self.yours]):
+        if self.yours is not None and self.yours not in dict(measured_of(self.trials)) and self.feasible([self.yours]):
             return Next(config=self.yours, origin="yours")
         configs, ran = self.able(), dict(self._known)
         places = [at for at, config in enumerate(configs) if config in ran]
@@ -114,13 +101,14 @@ class Search:
         at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
         if expected < WORTH and (longer & faster).any():
             return ""
-        if expected < ENOUGH and len(self._held) >= HELD and all(self._held[-HELD:]):
+        held = [trial.held for trial in self.trials if trial.held is not None]
+        if expected < ENOUGH and len(held) >= HELD and all(held[-HELD:]):
             return "no other configuration is likely to be faster"
         return Next(config=configs[weighed[at]], origin="search", predicted=predicted, expected=expected)
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured."""
-        others = {config: measured.score for config, measured in self._tried if not self.space.has(config)}
+        others = {config: measured.score for config, measured in measured_of(self.trials) if not self.space.has(config)}
         scores = self._by_expectation(list(dict(self._known))) | others
         return sorted(scores, key=lambda config: -scores[config])
 
@@ -132,7 +120,7 @@ class Search:
 
     def highest(self) -> TrialConfig | None:
         """What read highest without changes of the code, whatever the model makes of it. None: nothing ran."""
-        tried = {config: measured.samples_per_s for config, measured in self._tried if not config.remedies}
+        tried = {config: measured.samples_per_s for config, measured in measured_of(self.trials) if not config.remedies}
         return max(self.feasible(list(tried)), key=tried.__getitem__, default=None)
 
     def smallest(self) -> TrialConfig | None:
@@ -142,14 +130,16 @@ class Search:
     def changed(self) -> TrialConfig | None:
         """The best expected with changes of the code, of those that ran if any did. None: there is none."""
         able = [config for config in self.able() if config.remedies]
-        ran = [config for config, _ in self._tried if config in able]
+        ran = [config for config, _ in measured_of(self.trials) if config in able]
         return next(iter(self._by_expectation(ran or able)), None)
 
     def model(self) -> ThroughputModel | None:
         """Fitted to what was tried. None: that cannot be, see `broken`."""
-        if self._fitted is None and self.broken is None:
+        known = self._known
+        if self._num_fitted != len(known):
+            self._fitted, self.broken, self._num_fitted = None, None, len(known)
             try:
-                self._fitted = ThroughputModel(self.job, segments_of(self._known, self.job))
+                self._fitted = ThroughputModel(self.job, segments_of(known, self.job))
             except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
                 self.broken = f"the throughput model does not fit what was measured ({error})"
         return self._fitted
@@ -167,13 +157,20 @@ class Search:
         return {configs[at]: float(rates[at]) for at in order if took_s[at] <= most_s or configs[at] in known}
 
     @property
+    def _known(self) -> list[tuple[TrialConfig, Measurement]]:
+        """What the model can be fitted to, each at its point of the space: the baseline with workers that outlive an
+        epoch, as all others have. That changes no rate."""
+        tried = measured_of(self.trials)
+        return [(self.space.nearest(config), measured) for config, measured in tried if self.space.has(config)]
+
+    @property
     def trial_s(self) -> float:
         """Of those that were measured, on average; 1 before the first."""
-        return statistics.fmean([measured.seconds for _, measured in self._tried] or [1.0])
+        return statistics.fmean([measured.seconds for _, measured in measured_of(self.trials)] or [1.0])
 
     def lasts_s(self, config: TrialConfig) -> float:
         """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
-        if own := [measured.seconds for other, measured in self._tried if other == config]:
+        if own := [measured.seconds for other, measured in measured_of(self.trials) if other == config]:
             return statistics.fmean(own)
         if config.precision not in self.space.recipes or self.model() is None:
             return self.trial_s
@@ -256,9 +253,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
             yours=yours if yours and searched.has(yours) else None,
             feasible=partial(feasible, state, facts, run.host_now),
             left_s=lambda: budget.left_s,
+            trials=trials,  # also of before an interruption, or of the search without changes of the code
         )
-        for trial in trials:  # of before an interruption, or of the search without changes of the code
-            search.saw(trial)
         shown = OptunaStudy(searched, trials)
         show = partial(journal.aside, f"{STUDY_FILE} lacks trials", partial(shown.write, journal.folder / STUDY_FILE))
         show()
@@ -275,7 +271,6 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
             journal.save()
             journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome_text(asked.config, outcome)}")
             shown.tell(trial)
-            search.saw(trial)
         show()
         journal.tell(f"The search ended: {asked or 'its share of the time budget was used'}.")
         state.search_notes = tuple(_end_notes(state, search, is_short=not asked))
@@ -294,7 +289,7 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
     if num_run >= most:
         return f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
     now = budget.clock()
-    each_s = search.trial_s if state.tried or state.yours is None else search.lasts_s(state.yours)
+    each_s = search.trial_s if measured_of(state.trials) or state.yours is None else search.lasts_s(state.yours)
     # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
     must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
     if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
@@ -394,10 +389,8 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
 
 def _build(run: Run, stack: Stack) -> None:
     run.training.until_s = run.budget.until(OF_LEFT)
-    try:
-        run.journal.aside("Not all changes of the code were examined", stack.build)
-    finally:
-        run.training.until_s = run.budget.until(1.0)
+    run.journal.aside("Not all changes of the code were examined", stack.build)  # after Ctrl-C nothing more is asked
+    run.training.until_s = run.budget.until(1.0)
     run.state.steps = tuple(stack.steps)
     if stack.steps and not run.state.confirmed:
         run.state.search_notes = None  # it goes on, with them

@@ -13,6 +13,7 @@ the other thread finds that one runs without the lock, it has the loading thread
 time is moved.
 
 **How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 1% of a core.
+Notes cost less: 2.5 for each look.
 """
 
 import ctypes
@@ -41,17 +42,19 @@ from loadtune.stream import torch_private as private
 from loadtune.stream.sample_table import NUM_ROWS, SharedMemory
 from loadtune.stream.stacks import Path, Places, path_of, places_of
 
-_OFTEN_PER_S, _SELDOM_PER_S, _NUM_OFTEN = 20.0, 1.0, 200
+_OFTEN_PER_S, _SELDOM_PER_S, _NUM_OFTEN, _NOTES_A_LOOK = 20.0, 1.0, 200, 2.5
 _MOST_OF_CORE = 0.01
 _FEWEST = 40
 """Looks at loading from which on steps are told: a share of 50% is then within 8 points in two of three cases."""
+_MOST_A_LOOK_S = 0.005
+"""What is above that is a garbage collection, which would have come in another thread."""
 _WRITE_S, _END_S = 0.5, 1.0
 _LOOKS_AFTER = ("CALL", "JUMP_BACKWARD", "RESUME")
 """Instructions after which Python looks for signals, and lets other threads run."""
 _SLOT_BYTES, _NUM_KEPT = 1 << 14, 24
 _RUNTIME_BYTES = 1 << 20  # more than the interpreter's own state, which has its lock
 _SIGNAL = signal.SIGURG
-_MOST_NOTED, _MOST_PATHS = 100, 1000
+_MOST_NOTED, _MOST_PATHS = 250, 1000
 _HANDING: Path = ("handing over", "")
 
 
@@ -201,10 +204,10 @@ class Watch:
         self._path_of = lru_cache(_MOST_PATHS)(partial(path_of, dataset=dataset, collate_fn=collate_fn))
         self._whom, self._task = threading.get_ident(), threading.get_native_id()
         self._found = looks.read(slot)
-        self._num_looks = self._found.num_looks
         self._random = random.Random()  # the user's numbers stay as they are
         self._timer: _Timer | None = None
         self._thread: threading.Thread | None = None
+        self._schedstat, self._clock = _said_of(self._task, "schedstat"), time.pthread_getcpuclockid(self._whom)
         self._feeder: BinaryIO | None = None
         self._entered_s: tuple[float, float] | None = None
         self._made, self._num_starts = time.monotonic(), 0
@@ -212,19 +215,19 @@ class Watch:
     def __enter__(self) -> None:
         """The training process loads from now on."""
         if self._timer is not None:
-            self._entered_s = time.monotonic(), time.thread_time()
-            self._timer.go_on(1 / self._per_s())
+            self._entered_s = time.monotonic(), self._ran_s()
+            self._timer.go_on(self._every_s())
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None and self._entered_s is not None:
             self._timer.pause()
             (begun_s, ran_s), self._entered_s = self._entered_s, None
-            self._count(time.monotonic() - begun_s, time.thread_time() - ran_s)
+            self._count(time.monotonic() - begun_s, self._ran_s() - ran_s)
 
     def start(self) -> None:
         self._timer = _Timer()
         if not self._in_training:
-            self._timer.go_on(1 / self._per_s())
+            self._timer.go_on(self._every_s())
         _mind_forks()
         self.go_on()
 
@@ -257,18 +260,21 @@ class Watch:
 
     def _run(self) -> None:
         timer = self._timer
-        with suppress(Exception), _said_of(self._task, "syscall") as call, _said_of(self._task, "schedstat") as ran:
+        with suppress(Exception), _said_of(self._task, "syscall") as call:
             if timer is not None:
-                self._look(timer, call.fileno(), ran.fileno())
+                self._look(timer, call.fileno())
         with suppress(Exception):
             self._looks.write(self._slot, self._found)
 
-    def _look(self, timer: "_Timer", syscall: int, schedstat: int) -> None:
+    def _look(self, timer: "_Timer", syscall: int) -> None:
         runtime = ctypes.cast(getattr(ctypes.pythonapi, "_PyRuntime", 0), ctypes.c_void_p).value or 0
         begun = then = wrote = time.monotonic()
-        ran_s, handed_s, is_over = sum(_seconds(schedstat)), self._handed_s(), False
+        ran_s, handed_s, is_over = self._ran_s(), self._handed_s(), False
+        spent_s, used_s = 0.0, time.thread_time()
         while not is_over:
-            due = max(then + self._random.uniform(0.5, 1.5) / self._per_s(), begun + time.thread_time() / _MOST_OF_CORE)
+            before_s, used_s = used_s, time.thread_time()
+            spent_s += min(used_s - before_s, _MOST_A_LOOK_S)
+            due = max(then + self._random.uniform(0.5, 1.5) / self._per_s(), begun + spent_s / _MOST_OF_CORE)
             is_over = self._ends.acquire(timeout=max(0.0, due - time.monotonic()))
             if not _is_ours_or_free():
                 timer.pause()
@@ -282,7 +288,7 @@ class Watch:
                 elif (counted := self._path_of(places)) != (path := self._path_of(instead_of)):
                     self._found.moves[path, counted] += 1
             before, ran_before_s, handed_before_s = then, ran_s, handed_s
-            then, ran_s, handed_s = time.monotonic(), sum(_seconds(schedstat)), self._handed_s()
+            then, ran_s, handed_s = time.monotonic(), self._ran_s(), self._handed_s()
             if not self._in_training:
                 self._count(then - before, ran_s - ran_before_s)
                 self._found.handed_s += max(0.0, handed_s - handed_before_s)
@@ -294,6 +300,8 @@ class Watch:
         """At a random time. Where the thread waits for the interpreter's lock, its timer sees what it does; and so it
         does where Python looks for signals next."""
         self._found.num_random += 1
+        if self._found.num_random == _NUM_OFTEN and not self._in_training:
+            timer.go_on(self._every_s())
         self._found.knows_waits &= bool(said)
         frame = sys._current_frames()[self._whom]
         if said == [b"running"]:
@@ -305,18 +313,22 @@ class Watch:
 
     def _saw(self, places: Places, seen: tuple[int, int]) -> None:
         """``seen``: how often it computed there, and waited."""
-        was_often = self._num_looks < _NUM_OFTEN
         self._found.steps[self._path_of(places)] += seen
-        self._num_looks += sum(seen)
-        if was_often and self._num_looks >= _NUM_OFTEN and self._timer is not None and not self._in_training:
-            self._timer.go_on(1 / self._per_s())
 
     def _count(self, seconds: float, ran_s: float) -> None:
         self._found.ran_s += ran_s
         self._found.waited_s += max(0.0, seconds - ran_s)
 
     def _per_s(self) -> float:
-        return _OFTEN_PER_S if self._num_looks < _NUM_OFTEN else _SELDOM_PER_S
+        return _OFTEN_PER_S if self._found.num_random < _NUM_OFTEN else _SELDOM_PER_S
+
+    def _every_s(self) -> float:
+        """CPU seconds from one note of the thread to the next."""
+        return 1 / (_NOTES_A_LOOK * self._per_s())
+
+    def _ran_s(self) -> float:
+        """Seconds in which the loading thread ran or was ready to."""
+        return sum(_seconds(self._schedstat.fileno())) or time.clock_gettime(self._clock)
 
     def _handed_s(self) -> float:
         """Seconds in which the thread of the worker's queue ran. 0: there is none yet."""

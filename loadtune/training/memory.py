@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loadtune.host.cgroup import field_bytes
+from loadtune.host.cgroup import parse_counters, read_text
 from loadtune.host.memory import read_ram
 
 # Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
@@ -222,4 +222,4 @@ def rss_bytes() -> int:
 
 def status_bytes(field: str) -> int | None:
     """A field of ``/proc/self/status``. None: not there."""
-    return field_bytes(_OWN / "status", field)
+    return parse_counters(read_text(_OWN / "status")).get(field)

@@ -131,7 +131,7 @@ def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float
 
 def _difference(one: Batch, other: Batch, num_samples: int) -> str:
     """How the values that are trained on differ, in words."""
-    largest, total, num = 0.0, 0.0, 0
+    apart = [torch.zeros(0, dtype=torch.float64)]
     for before, after in zip(tensors_of(one), tensors_of(other), strict=True):
         if before.shape != after.shape or before.dtype != after.dtype:
             raise NotApplicableError(
@@ -139,11 +139,10 @@ def _difference(one: Batch, other: Batch, num_samples: int) -> str:
                 f"{tuple(before.shape)}"
             )
         same = (before == after) | (before.isnan() & after.isnan())
-        apart = torch.where(same, 0.0, (before.double() - after.double()).abs())
-        if not apart.isfinite().all():
-            raise NotApplicableError("some values of a sample would not be finite")
-        if apart.numel():
-            largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
-    if largest == 0.0:
+        apart.append(torch.where(same, 0.0, (before.double() - after.double()).abs()).flatten().cpu())
+    every = torch.cat(apart)
+    if not every.isfinite().all():
+        raise NotApplicableError("some values of a sample would not be finite")
+    if not every.any():
         return "none (samples are equal to the last bit)"
-    return f"values of {num_samples} samples differ by at most {largest:.2g}, on average by {total / num:.2g}"
+    return f"values of {num_samples} samples differ by at most {every.max():.2g}, on average by {every.mean():.2g}"

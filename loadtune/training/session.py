@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from loadtune.errors import DeviceError, LoadtuneError
+from loadtune.footprint.account import AllocatorLog
 from loadtune.host.machine import read_gpus
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
@@ -28,7 +29,7 @@ from loadtune.training.loop import EndlessLoader, time_training
 from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
 from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.remedied import RemediedJobs
-from loadtune.training.steps import AllocatorLog, measure_step, time_windows, try_steps, warm_up
+from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
 from loadtune.units import counted
 from loadtune.workload.build import build_workload

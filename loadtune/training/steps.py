@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from loadtune.errors import TrainingError
-from loadtune.footprint.account import Claim, Event, Mark, StepWatch
+from loadtune.footprint.account import COUNTED, AllocatorLog, Claim, StepWatch
 from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
 from loadtune.records.memory import NUM_STEPS, AllocationTrace, BatchTry, FitReport
@@ -101,12 +101,6 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
     )
 
 
-# Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
-MAX_EVENTS = 400_000
-_COUNTED = ("alloc", "free_requested")
-"""What the allocator's counters count: a request to give back lowers what is in use."""
-
-
 def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked positions are."""
     events: list[int] = []
@@ -114,7 +108,7 @@ def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tup
     numbers: dict[int, int] = {}  # address → number of the request that lives there
     position = num_requests = 0
     for entry in history:
-        if entry["action"] in _COUNTED:
+        if entry["action"] in COUNTED:
             starts += [len(events)] * (position in marks)
             position += 1
         if entry["action"] == "alloc":
@@ -249,71 +243,6 @@ class _Steps:
 
 
 # The account of a step
-
-
-class AllocatorLog:
-    """Of one CUDA device, under PyTorch's native allocator. Positions count events since `kept` was entered."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._begun = self._start = 0
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
-        torch.cuda.synchronize(self.device)
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
-        try:
-            self._begun = len(self._entries())
-            self._start = 0
-            self._start = self.mark().position
-            yield
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-
-    def mark(self) -> Mark:
-        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
-        count = stats["allocation"]["all"]
-        handed_out, asked_for = (stats[name]["all"]["current"] for name in ("allocated_bytes", "requested_bytes"))
-        return Mark(count["allocated"] + count["freed"] - self._start, handed_out - asked_for)
-
-    def address_of(self, tensor: torch.Tensor) -> int | None:
-        """None: it does not lie on this device, or not in one block."""
-        is_here = tensor.device.type == self.device.type and tensor.layout == torch.strided
-        return tensor.untyped_storage().data_ptr() if is_here else None
-
-    def standing(self) -> dict[int, int]:
-        """Address → bytes asked for, of every block in use."""
-        snapshot, own = torch.cuda.memory._snapshot(self.device), self.device.index or 0
-        blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
-        return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
-
-    def history(self) -> list[dict[str, Any]]:
-        """All that the allocator did since `kept` was entered. Raises TrainingError where some of it is missing."""
-        torch.cuda.synchronize(self.device)
-        history = self._entries()[self._begun :]
-        num_counted, position = sum(entry["action"] in _COUNTED for entry in history), self.mark().position
-        if num_counted != position:
-            raise TrainingError(
-                f"PyTorch's history of the allocator holds {num_counted} events where its counters say {position}: it "
-                "cannot be accounted for. `loadtune memory --device cpu` estimates it."
-            )
-        return history
-
-    def events(self) -> list[Event]:
-        """Those that the allocator counts, of its `history`. Raises as that does."""
-        counted = (entry for entry in self.history() if entry["action"] in _COUNTED)
-        return [Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0) for entry in counted]
-
-    def _entries(self) -> list[dict[str, Any]]:
-        """At most `MAX_EVENTS`, oldest first."""
-        snapshot = torch.cuda.memory._snapshot(self.device)
-        return snapshot["device_traces"][self.device.index or 0]  # type: ignore[no-any-return]
-
-    def give_back_workspaces(self) -> None:
-        """What libraries keep from one operation to the next goes back to the allocator."""
-        torch.cuda.synchronize(self.device)
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 _TIMED_STEPS = 5

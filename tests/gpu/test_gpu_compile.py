@@ -12,7 +12,7 @@ from cli_rig import is_alive
 from training_rig import Windows
 
 from loadtune.host.machine import choose_device, read_host
-from loadtune.host.processes import is_worker
+from loadtune.host.processes import ProcessTree
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import ComputePoint, TrainingRun, Window
 from loadtune.records.memory import BatchTry
@@ -99,7 +99,10 @@ def test_compile_workers_count_as_other_and_end_with_the_bench(tmp_path: Path) -
         group, root = client.pid, psutil.Process(client.pid)
         found = [root, *root.children(recursive=True)]
         print(f"{len(found) - 1} processes beside the training")
-        assert not any(map(is_worker, found[1:]))
+        tree = ProcessTree(lambda: group)
+        tree.look()
+        assert tree.last
+        assert tree.workers == []
         assert any(Path(tempfile.gettempdir()).glob("loadtune-*/compiled/*"))
     assert not group_members(group)
     assert not any(is_alive(process.pid) for process in found), "one left the group"

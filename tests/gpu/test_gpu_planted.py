@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.host.machine import Sampler, choose_device, read_host
+from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
 from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
@@ -42,7 +42,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Bottleneck:
     with ExitStack() as open_:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         training = open_.enter_context(TrainingClient(spec, device, log_path=folder / "training.log"))
-        sensor = open_.enter_context(Sampler(device, lambda: training.pid))
+        sensor = open_.enter_context(Sampler(machine_probes(device, lambda: training.pid)))
         state = State(TuneConfig(workload=spec), host, device, "0")
         run = Run(state, time.monotonic, training, sensor, folder, read_host)
         facts = training.describe()

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from training_rig import CPU, Windows, training_on, trial
 
-from loadtune.host.machine import Sampler
+from loadtune.host.machine import Sampler, machine_probes
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
@@ -43,7 +43,10 @@ def test_a_datasets_short_processes_are_counted_as_part_of_a_training_that_keeps
         cores.append([each.cpu_affinity() for each in (main, *main.children())])
         return watch(window)
 
-    with training_on(tmp_path, "RunsProcesses") as training, Sampler(CPU, lambda: training.pid) as sensor:
+    with (
+        training_on(tmp_path, "RunsProcesses") as training,
+        Sampler(machine_probes(CPU, lambda: training.pid)) as sensor,
+    ):
         assert training.describe().sample_cpu_s > 0.8 * 0.03
         assert isinstance(training.time_training(trial(num_workers=2), 0.4, look), TrainingRun)
         first, last = watch[0], watch[-1]

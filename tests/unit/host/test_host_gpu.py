@@ -214,7 +214,7 @@ def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu)
     """The whole sampler over it: nothing raises, everything else is read."""
     device = Device(kind="cuda", uuid=UUIDS[0], name="H200")
     probes = machine_probes(device, lambda: None, gpu(BrokenNvml()).nvml)
-    sampler = Sampler(device, lambda: None, probes=probes)
+    sampler = Sampler(probes)
     for _ in range(2):
         sampler.sample(everything=True)
     seen = sampler.between(0.0, time.monotonic())

@@ -31,7 +31,7 @@ class Scripted:
 
 def sampler_over(*probes, now=time.monotonic, interval_s=0.001):
     made = [Probe(each.figures, each.look, each.every) for each in probes]
-    return Sampler(CPU, lambda: None, interval_s=interval_s, probes=made, now=now)
+    return Sampler(made, interval_s=interval_s, now=now)
 
 
 def test_each_probe_has_its_pace_and_a_dear_one_a_slower_one():

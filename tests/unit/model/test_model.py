@@ -7,7 +7,7 @@ import pytest
 
 from loadtune.model.answers import change, explain, propose
 from loadtune.model.fit import SEGMENT, ThroughputModel
-from loadtune.model.resources import POINT, Job, Points, demands, names_of, prior_of
+from loadtune.model.resources import POINT, PRIORS, Job, Points, demands, prior_of
 
 JOB = Job(
     sample_s=3e-3,
@@ -27,6 +27,7 @@ SPACE = [
     for pinned in (False, True)
     for recipe in (0, 1)
 ]
+NAMES = [*PRIORS, *(f"compute {recipe}" for recipe in JOB.compute)]
 BASELINE = SPACE.index((64, 0, False, 0))
 
 
@@ -42,7 +43,7 @@ class Machine:
         self.chance = np.random.default_rng(seed)
         self.theta, _ = prior_of(JOB)
         for name, value in planted.items():
-            self.theta[names_of(JOB).index(name)] = np.log(value)
+            self.theta[NAMES.index(name)] = np.log(value)
         points = points_of(SPACE)
         waves = np.sin(np.log2(points["batch_size"]) + seed) * np.cos(points["num_workers"] / 5 + seed)
         self.found = demands(self.theta, JOB, points)
@@ -100,7 +101,7 @@ def test_intervals_hold_what_was_not_seen():
     for seed in range(5):
         mean, sd = prior_of(JOB)
         drawn = np.exp(np.random.default_rng(seed).normal(mean, sd))
-        machine = Machine(seed, **dict(zip(names_of(JOB), drawn, strict=True)))
+        machine = Machine(seed, **dict(zip(NAMES, drawn, strict=True)))
         found = searched(machine).predict(points_of(SPACE))
         inside.append(np.mean(np.abs(found.mean - np.log(machine.rates)) <= 1.96 * found.sd))
     assert np.mean(inside) >= 0.9

@@ -46,7 +46,7 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     found = Search(job=job, space=space, yours=baseline, left_s=lambda: 80.0)
     window = Window(start_s=0.0, seconds=10.0, num_steps=18, num_samples=1170, wait_s=7.3)
     slow = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
-    found.saw(Trial(number=0, config=baseline, origin="yours", measurement=slow))
+    found.trials.append(Trial(number=0, config=baseline, origin="yours", measurement=slow))
     asked, configs = found.next(), list(space.modelled())
     rates = found.model().mean(points_at([baseline, *configs], job))
     faster = [config for config, rate in zip(configs, rates[1:], strict=True) if rate > rates[0]]

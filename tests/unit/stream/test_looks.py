@@ -378,7 +378,7 @@ def test_handing_over_is_a_step():
 
 class Divides(Dataset):
     def __init__(self):
-        self.image = torch.ones(1 << 20)
+        self.image = torch.ones(1 << 22)
 
     def __len__(self):
         return 1 << 20
