@@ -135,7 +135,6 @@ def answer_of(config: TrialConfig) -> Answer:
         precision=config.precision,
         channels_last=config.recipe.memory_format == "channels_last",
         fused=config.recipe.fused_optimizer,
-        compile=config.recipe.compile,
         uint8="uint8_transfer" in config.remedies,
     )
 

@@ -30,7 +30,7 @@ import optuna
 from tables import Table
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel, points_at, segments_of
-from loadtune.model.resources import COMPUTE, PRIORS, names_of, prior_of
+from loadtune.model.resources import COMPUTE, PRIORS, prior_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Trial
@@ -225,7 +225,8 @@ def priors(paths: Sequence[Path]) -> Iterator[str]:
         job = search_on(played).job
         model = ThroughputModel(job, segments_of([(c, run) for c, runs in played.rates.items() for run in runs], job))
         learned, spread = model.learned(), model.draws(400, model.segments)[0].std(axis=0)
-        for name, value, sd, before in zip(names_of(job), learned, spread, prior_of(job)[1], strict=True):
+        names = (*PRIORS, *(f"compute {recipe}" for recipe in job.compute))
+        for name, value, sd, before in zip(names, learned, spread, prior_of(job)[1], strict=True):
             if sd < before / 2:
                 found.setdefault(name if name in PRIORS else "compute", []).append(float(value))
     for name, prior in (PRIORS | {"compute": COMPUTE}).items():

@@ -40,7 +40,7 @@ def best_loader_kwargs(
 def best_recipe(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> Recipe:
-    """Precision, memory format, fused optimizer and torch.compile of the answer.
+    """Precision, memory format and fused optimizer of the answer.
 
     Arguments, warnings and errors are those of `best_loader_kwargs`, whose result was measured with this recipe.
     """

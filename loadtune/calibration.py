@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
-from loadtune.limits.recipe import COMPILE_SHARE, LARGE, NUM_SIZES, Recipes
+from loadtune.limits.recipe import LARGE, Recipes
 from loadtune.records.answer import LAST_SHARE
 from loadtune.records.config import Precision
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
@@ -94,22 +94,13 @@ def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
 
 
 def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
-    """Choose memory format, optimizer and torch.compile for each precision. Say where the last leaves little time."""
+    """Choose memory format and optimizer for each precision."""
     config, budget = run.state.config, run.budget
     until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
     recipes = Recipes(training=run.training, facts=facts, config=config, spare_s=lambda: until_s - budget.clock())
     recipes.choose()
-    if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
-        recipes.try_compiled(lambda: budget.left_s)
     run.state.recipes = tuple(recipes.choices)
     run.journal.note(*recipes.notes)
-    needed_s = NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in recipes.choices)
-    if needed_s > COMPILE_SHARE * max(0.0, budget.left_s):
-        run.journal.note(
-            f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
-            f"budget of {seconds_text(config.time_budget_s)} is left for the search. Raise --time-budget, "
-            "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
-        )
     for choice in recipes.choices:
         run.journal.tell(recipe_line(choice))
 

@@ -118,7 +118,7 @@ def export(
 
     \b
       python       loader_kwargs.py to import: LOADER_KWARGS, and RECIPE with
-                   precision, memory format, fused optimizer, torch.compile
+                   precision, memory format and fused optimizer
       pytorch      loader and training step of a plain loop, to paste
       json         loader arguments, precision and throughput as JSON
       env          LOADTUNE_BATCH_SIZE=… for a shell, Docker or $GITHUB_ENV

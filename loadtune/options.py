@@ -235,7 +235,7 @@ def checked(flag: str, kind: type, value: object, least: float | None, most: flo
 
 _IN_A_STEP = (
     *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
-    *(f"{flag} {name}" for flag in ("--fix", "--tune") for name in ("precision", "memory_format", "compile")),
+    *("--fix precision", "--fix memory_format"),
 )
 _RULED_OUT = (
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
@@ -245,7 +245,7 @@ _RULED_OUT = (
 
 def _check_together(config: TuneConfig, given: Collection[str]) -> None:
     found = {row.name: row.flag for row in TABLE if row.name in given or row.of(config) not in (row.usual, "own")}
-    found |= {word: word for word in (*(f"--fix {f.name}" for f in config.fix), *(f"--tune {n}" for n in config.tune))}
+    found |= {word: word for word in (f"--fix {fixed.name}" for fixed in config.fix)}
     for part, others, why in _RULED_OUT:
         beside = ", ".join(found[other] for other in others if other in found)
         if part in found and beside:
@@ -253,9 +253,6 @@ def _check_together(config: TuneConfig, given: Collection[str]) -> None:
             raise UsageError(
                 f"{part} is given together with {beside}, but {why}. Leave {beside} out, or leave {part} out."
             )
-    for fixed in config.fix:
-        if fixed.name in config.tune:
-            raise UsageError(f"{fixed.name} is given to both --tune and --fix. Leave one of them out.")
     for named, value, flag, most in (
         ("--batch-size", config.yours.batch_size, "--max-batch-size", config.max_batch_size),
         ("--fix batch_size", config.fixed("batch_size"), "--max-batch-size", config.max_batch_size),

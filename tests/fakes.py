@@ -51,8 +51,6 @@ class Surface:
     """Saturated samples/s of the plain recipe."""
     channels_last_gain: float = 1.7
     fused_gain: float = 1.1
-    compile_s: float = 40.0
-    """What compiling takes, for each recipe and batch size once."""
     half_batch: float = 16.0
     """Batch at which half of the saturated rate is reached."""
     sample_s: float = 1 / 330
@@ -69,7 +67,6 @@ class Surface:
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         rate = self.compute_per_s[recipe.precision] * batch_size / (batch_size + self.half_batch)
         rate *= self.channels_last_gain if recipe.memory_format == "channels_last" else 1.0
-        rate *= 1.17 if recipe.compile else 1.0
         return rate * (self.fused_gain if recipe.fused_optimizer else 1.0)
 
     def training_rate(self, config: TrialConfig) -> float:
@@ -129,7 +126,6 @@ class FakeTraining:
     num_trainings: int = 0
 
     _random: random.Random = field(init=False)
-    _compiled: set[tuple[Recipe, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -156,16 +152,14 @@ class FakeTraining:
         self._spend(self.compute_s, "compute")
         if failure := self._unfit(recipe, batch_size, "compute"):
             return failure
-        compile_s = self._compile(recipe, batch_size)
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
         num_steps = max(1, round(seconds / 4 / step_s))
         windows = [self._window(step_s, num_steps, batch_size) for _ in range(4)]
-        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows), compile_s=compile_s)
+        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         self._begin("memory", asked.batch_size)
         step_s = asked.batch_size / self.surface.compute_rate(asked.recipe, asked.batch_size)
-        self._compile(asked.recipe, asked.batch_size)
         self._spend(NUM_STEPS * step_s, "memory")
         peak = self.surface.peak_bytes(asked.recipe.precision, asked.batch_size)
         report = FitReport(
@@ -193,7 +187,6 @@ class FakeTraining:
             return failure
         if failure := self._unfit(config.recipe, config.batch_size, "training"):
             return failure
-        self._compile(config.recipe, config.batch_size)
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         gain = math.prod(self.remedy_gains.get(name, 1.0) for name in config.remedies)
         step_s = config.batch_size / (self.surface.training_rate(config) * luck * gain)
@@ -219,15 +212,6 @@ class FakeTraining:
         if batch_size > self.surface.largest_batch(recipe.precision):
             return TrialFailure(kind="oom", phase=phase, message=f"out of memory at a batch of {batch_size}")
         return None
-
-    def _compile(self, recipe: Recipe, batch_size: int) -> float | None:
-        """Seconds spent on it now; None where the recipe is not compiled."""
-        if not recipe.compile:
-            return None
-        seconds = 0.0 if (recipe, batch_size) in self._compiled else self.surface.compile_s
-        self._spend(seconds, "compile")
-        self._compiled.add((recipe, batch_size))
-        return seconds
 
     def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))

@@ -45,6 +45,3 @@ class SleepingTrainer:
 
     def num_halvings(self) -> float:
         return self._halvings(self.num_steps)
-
-    def num_compiled(self) -> int:
-        return 0

@@ -113,10 +113,10 @@ def cut_short() -> TuningResult:
     )  # fmt: skip
 
 
-def on_cpu(spec=None, *, fused=False, optimizer="sgd", compiled=False, **facts):
+def on_cpu(spec=None, *, fused=False, optimizer="sgd", **facts):
     """The kept result, as if a CPU had this winner."""
     kept = golden()
-    recipe = Recipe(fused_optimizer=fused, compile=compiled)
+    recipe = Recipe(fused_optimizer=fused)
     config = TrialConfig(loader=LoaderConfig(batch_size=8, prefetch_factor=3), recipe=recipe)
     return replace(
         kept,

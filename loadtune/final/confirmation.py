@@ -1,7 +1,6 @@
 """The final: contestants measured in turn, and what their figures say. Only these are reported."""
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from loadtune.records.answer import compute_fraction, compute_rate, finalist_of
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import ComputePoint, raise_for_the_user
 from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
-from loadtune.run.budget import FINAL_SHARE
 from loadtune.run.measure import Run, outcome_text
 from loadtune.run.state import Resumable, State
 from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
@@ -58,7 +56,7 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
 
 
 def _final(run: Run, search: Search) -> Final:
-    """Of the contestants, once they are compiled."""
+    """Of the contestants."""
     state, budget = run.state, run.budget
     verdict = Verdict(
         ran=tuple(state.confirmed),
@@ -68,7 +66,6 @@ def _final(run: Run, search: Search) -> Final:
         trials=state.trials,
     )
     configs = contestants(state, search, *(s - budget.clock() for s in (budget.answer_until_s, budget.confirm_until_s)))
-    _compile_ahead(run, [config for config in configs if config not in verdict.barred])
     return Final(configs, verdict, budget.clock, budget.confirm_until_s, budget.answer_until_s, seed=state.config.seed)
 
 
@@ -186,7 +183,7 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
     for _ in range(MOST_TIMINGS):
         if compute_fraction(state.compute_points, config, finalist.samples_per_s) is not None:
             return
-        takes_s = _compile_seconds(run, config) + COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
+        takes_s = COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
         point = _compute_point(run, config, min(1.0, 0.1 * budget.left_s)) if takes_s <= budget.left_s else None
         if point is None:
             return
@@ -203,27 +200,5 @@ def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoin
     with suppress(LoadtuneError):
         point = run.training.time_compute(config.recipe, config.batch_size, seconds)
         if isinstance(point, ComputePoint):
-            run.trained.add((config.recipe, config.batch_size))
             return point
     return None
-
-
-def _compile_seconds(run: Run, config: TrialConfig) -> float:
-    """Predicted for compiling this batch size now, by the longest that was seen; 0: the training has it, or need not.
-    The training of a resumed run has compiled nothing of what was kept."""
-    if not config.recipe.compile or (config.recipe, config.batch_size) in run.trained:
-        return 0.0
-    points = (*run.state.compute_points, *(point for choice in run.state.recipes for point in choice.points))
-    return max((point.compile_s or 0.0 for point in points), default=0.0)
-
-
-def _compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
-    """Compile what is about to be timed, because that takes longer than any run: the first in any case, the others
-    while the final's time is left. A failure here is left alone: the run that times it fails too, and reports it."""
-    for number, config in enumerate(configs):
-        needed_s = _compile_seconds(run, config)
-        if not needed_s or (number > 0 and needed_s + FINAL_SHARE * run.budget.total_s > run.budget.left_s):
-            continue
-        run.journal.tell(f"torch.compile runs again for batch {config.batch_size}")
-        if _compute_point(run, config, 0.0) is None:
-            return

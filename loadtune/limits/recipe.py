@@ -1,4 +1,4 @@
-"""Decides, per precision, what only concerns compute: memory format, fused optimizer, and whether it is compiled.
+"""Decides, per precision, what only concerns compute: memory format and fused optimizer.
 
 In: a training and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and
 a sentence for each one that is not. Recipes are settled before memory is probed, so that the study keeps to the
@@ -13,7 +13,7 @@ from loadtune.records.config import Precision, Recipe, TuneConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice, TrialFailure, raise_for_the_user
 from loadtune.seams import Training
-from loadtune.units import counted, ratio_text, seconds_text
+from loadtune.units import seconds_text
 
 MODERATE_BATCH = 256
 """Large enough for a GPU to be the slower side. At 64 images a ResNet-50 step is about as long as the host takes to
@@ -37,17 +37,10 @@ BREAKS_FUSED = ("fp16", "sgd")
 """Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones. From
 then on every step is skipped and nothing trains (H200, torch 2.11; CPU, torch 2.15). Fused AdamW honours the skip."""
 
-NUM_SIZES = 10
-"""Batch sizes that a run compiles in a precision, each for itself: up to half of them in the memory probe, then curve
-and trials."""
-
-COMPILE_SHARE = 0.5
-"""Of the time that is left, at most, for compiling all of them: what is not measured is not found."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Recipes:
-    """Call `choose`, then `try_compiled`: candidates are timed on one resident batch each, and the fastest is kept."""
+    """Candidates are timed on one resident batch each, and the fastest is kept."""
 
     training: Training
     facts: WorkloadFacts
@@ -149,42 +142,6 @@ class Recipes:
             pays = point.quickest_per_s > best.quickest_per_s * (1 / MIN_GAIN if spares else MIN_GAIN)
             best = point if name == asked_for or pays else best
         return RecipeChoice(chosen=best.recipe, points=tuple(points))
-
-    def try_compiled(self, left_s: Callable[[], float]) -> None:
-        """Time each recipe once more, compiled; kept if ``--fix`` asks for it, or if it pays and the time allows it.
-
-        The time is looked at when the first one pays, and then decides for all: precisions of which one is compiled and
-        one is not for want of time could not be compared. `left_s` tells what is left of the time budget; it may be
-        below 0. Raises WorkloadError where one that was asked for does not train.
-        """
-        asked_for = "compile" not in self.config.tune
-        for number, choice in enumerate(self.choices):
-            best, precision = choice.point, choice.chosen.precision
-            point = self._timed(replace(best.recipe, compile=True), best.batch_size)
-            if isinstance(point, TrialFailure):
-                if asked_for:
-                    raise WorkloadError(
-                        f"--fix compile=on: batch {best.batch_size} does not train with torch.compile in {precision} "
-                        f"({point.message.rstrip('.')}). Correct that, or leave compile out of --fix.",
-                        point.log_tail or None,
-                    )
-                self.notes.append(f"torch.compile is not used in {precision}: {point.message}")
-                continue
-            gain, left, num_later = point.quickest_per_s / best.quickest_per_s, left_s(), len(self.choices) - number
-            needed_s = NUM_SIZES * num_later * (point.compile_s or 0.0)
-            is_first = not any(each.chosen.compile for each in self.choices)
-            pays = asked_for or gain > MIN_GAIN
-            is_short = pays and is_first and not asked_for and needed_s > COMPILE_SHARE * max(0.0, left)
-            kept = point.recipe if pays and not is_short else choice.chosen
-            self.choices[number] = RecipeChoice(chosen=kept, points=(*choice.points, point))
-            if is_short:
-                self.notes.append(
-                    f"torch.compile is not used: in {precision} it gives {ratio_text(gain)} the rate, but compiling "
-                    f"about {NUM_SIZES} batch sizes in {counted(num_later, 'precision')} would take "
-                    f"{seconds_text(needed_s)} of the {seconds_text(max(0.0, left))} left. Raise --time-budget, or use "
-                    "one precision (--precision)."
-                )
-                return
 
 
 def power_of_two_to(size: float) -> int:

@@ -17,9 +17,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 
 MemoryFormat = Literal["contiguous", "channels_last"]
 
-OptionalDimension = Literal["compile"]
-"""Searched where ``--tune`` names it; else PyTorch's default holds. Decided with the recipe, once per precision."""
-
 Dimension = Literal[
     "batch_size",
     "num_workers",
@@ -29,7 +26,6 @@ Dimension = Literal[
     "memory_format",
     "in_order",
     "persistent_workers",
-    "compile",
 ]
 """What ``--fix`` can pin."""
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
@@ -81,8 +77,6 @@ class Recipe:
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     fused_optimizer: bool = False
-    compile: bool = False
-    """``torch.compile(model, dynamic=False)``: each batch size is compiled for itself. Loss and optimizer are not."""
 
     @property
     def waits_each_step(self) -> bool:
@@ -246,9 +240,6 @@ class TuneConfig:
         flags=("--precision",),
         default="all that the device supports",
         allowed=PRECISIONS,
-    )
-    tune: tuple[OptionalDimension, ...] = _search(
-        "Search this setting as well.", (), allowed=get_args(OptionalDimension)
     )
     fix: tuple[Fixed, ...] = _search(
         "Keep a setting at this value, as in num_workers=4; repeat, or join by commas.", (), value="NAME=VALUE"

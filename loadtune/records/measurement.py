@@ -213,8 +213,6 @@ class ComputePoint:
     recipe: Recipe
     batch_size: int
     windows: tuple[Window, ...]
-    compile_s: float | None = None
-    """Spent compiling before anything was timed; 0: this size had been compiled before. None: not a compiled recipe."""
     num_timings: int = 1
     """How often it was timed; this is the fastest timing. 0: one step from a fresh state, in which fp16 may leave the
     optimizer out: it shapes the curve, and is not the compute-only rate of a configuration."""

@@ -60,7 +60,7 @@ class FitReport:
     budget_bytes: int | None = None
     """What the allocator could have taken at most when this ran: free memory plus its own."""
     step_s: float | None = None
-    """Of the quickest full step after the first, which loads, allocates and compiles. None: there was none."""
+    """Of the quickest full step after the first, which loads and allocates. None: there was none."""
     seconds: float = 0.0
     """What this probe took, all told."""
     allocations: AllocationTrace | None = None

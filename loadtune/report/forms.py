@@ -101,8 +101,6 @@ def _step(result: TuningResult, config: TrialConfig) -> list[str]:
         name, arguments = _OPTIMIZER[spec.named_optimizer]
         made = f"torch.optim.{name}(model.parameters(), {arguments}{', fused=True' * recipe.fused_optimizer})"
         lines += ["# set your own learning rate", f"optimizer = {made}"]
-    # Compiled for one batch size, as it was measured: a graph for any size may be slower.
-    lines += ["model = torch.compile(model, dynamic=False)"] if recipe.compile else []
     lines += [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
     batch, loss = "inputs, targets", "loss_fn(model(inputs), targets)"
     to = f'"{device}"{", non_blocking=True" if config.loader.pin_memory else ""}'

@@ -119,7 +119,6 @@ def _recipe_parts(recipe: Recipe) -> list[str]:
     parts = {
         "channels_last": recipe.memory_format == "channels_last",
         "fused optimizer": recipe.fused_optimizer,
-        "torch.compile": recipe.compile,
     }
     return [name for name, used in parts.items() if used]
 
@@ -143,7 +142,7 @@ def precision_name(precision: Precision) -> str:
 def recipe_line(choice: RecipeChoice) -> str:
     """``fp16: channels_last, chosen from 3 variants, each timed once``: too little for a ratio."""
     if choice.chosen.precision == "own":
-        return "Your training step decides precision, memory format, optimizer and torch.compile"
+        return "Your training step decides precision, memory format and optimizer"
     timed = f"chosen from {len(choice.points)} variants, each timed once" if len(choice.points) > 1 else "timed once"
     return f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {timed}"
 

@@ -14,9 +14,8 @@ worse than `winner.ROUGH`. Three rounds of three contestants take about 50 s on 
 compute-only rates after them make it a quarter."""
 
 SEARCH_SHARE, CODE_SHARE, LARGE = 0.2, 0.1, 0.15
-"""For a search, and as much again for each dimension of ``--tune``; for the one with changes of the code. An
-improvement that is expected to be larger than this, on the logarithm, is worth all the time that the final can spare.
-"""
+"""For a search; for the one with changes of the code. An improvement that is expected to be larger than this, on the
+logarithm, is worth all the time that the final can spare."""
 
 PLAN = {"study": (SEARCH_SHARE, CODE_SHARE + FINAL_SHARE), "changes": (CODE_SHARE, FINAL_SHARE)}
 PLAN |= {"verify": (0.0, FINAL_SHARE), "confirm": (FINAL_SHARE, 0.0)}
@@ -25,12 +24,11 @@ PLAN |= {"verify": (0.0, FINAL_SHARE), "confirm": (FINAL_SHARE, 0.0)}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``total_s`` seconds from the moment ``began_s`` on. ``num_tuned``: dimensions of ``--tune``."""
+    """``total_s`` seconds from the moment ``began_s`` on."""
 
     clock: Clock
     total_s: float
     began_s: float
-    num_tuned: int = 0
 
     @property
     def left_s(self) -> float:
@@ -51,7 +49,7 @@ class Budget:
         Where a workload is slow to probe, the final gives way to half of what was left."""
         left_s = self.began_s + self.total_s - begun_s
         spare_s = max(0.5 * left_s, left_s - (FINAL_SHARE + LAST_SHARE) * self.total_s)
-        share = 1.0 if expected >= LARGE else CODE_SHARE if of_code else SEARCH_SHARE * (1 + self.num_tuned)
+        share = 1.0 if expected >= LARGE else CODE_SHARE if of_code else SEARCH_SHARE
         return begun_s + min(spare_s, share * self.total_s)
 
     @property

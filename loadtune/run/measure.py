@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
 from loadtune.report.machine import utilization_text
@@ -134,10 +134,8 @@ class Run:
     ) -> None:
         """``host_now`` reads the machine anew: its memory changes while a run goes on."""
         self.state, self.training, self.host_now = state, training, host_now
-        self.budget = Budget(clock, state.config.time_budget_s, clock(), len(state.config.tune))
+        self.budget = Budget(clock, state.config.time_budget_s, clock())
         self.journal = Journal(state, self.budget, folder, listener)
-        self.trained: set[tuple[Recipe, int]] = set()
-        """Recipes and batch sizes that this training was timed with: it need not compile them."""
         self._sensor = sensor
         self._disturbed_repeats = 0
         """How many of the latest repeats in a row were disturbed by other processes too."""
@@ -173,8 +171,6 @@ class Run:
             if isinstance(error, OutOfTimeError) or not config.remedies:
                 raise
             return TrialFailure(kind="user_error", phase="training", message=str(error))
-        if isinstance(outcome, Measurement):
-            self.trained.add((config.recipe, config.batch_size))
         return outcome
 
     def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:

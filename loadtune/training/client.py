@@ -32,9 +32,6 @@ _Value = TypeVar("_Value")
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
 _BEFORE_REQUESTS = (*_BUILDING, "samples")
-# A ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take many times that, and the compiler gives no
-# sign of life: not only in the warm-up, for a batch of the loader may have another shape.
-_COMPILING_HANG_S = 600.0
 # Between two looks for silence and death; an answer ends the wait at once.
 _POLL_S = 0.1
 # A training that dies this often in a row before it has built the workload will not do better the next time.
@@ -119,11 +116,11 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         return self._facts
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        return self._ask(ComputePoint, "time_compute", recipe, batch_size, seconds, compiles=recipe.compile)
+        return self._ask(ComputePoint, "time_compute", recipe, batch_size, seconds)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         started = time.monotonic()
-        value = self._ask(FitReport, "try_batch", asked, compiles=asked.recipe.compile)
+        value = self._ask(FitReport, "try_batch", asked)
         if isinstance(value, FitReport):
             return value
         seconds = time.monotonic() - started
@@ -136,15 +133,15 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         """What ``watch`` raises ends the training and is raised again."""
         watched = _Watched(watch, config.loader)
-        compiles, self.num_trainings = config.recipe.compile, self.num_trainings + 1
+        self.num_trainings += 1
         given = (config, window_s, self.num_trainings)
-        return self._ask(TrainingRun, "time_training", *given, watched=watched, compiles=compiles)
+        return self._ask(TrainingRun, "time_training", *given, watched=watched)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         return self._ask(tuple, "examine", config, names)
 
     def _ask(
-        self, kind: type[_Value], name: str, *given: object, compiles: bool = False, watched: "_Watched | None" = None
+        self, kind: type[_Value], name: str, *given: object, watched: "_Watched | None" = None
     ) -> _Value | TrialFailure:
         """What `Session`'s method of this name answers."""
         if time.monotonic() >= self.until_s:
@@ -152,7 +149,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         process = self._running()
         try:
             process.send(Request(name, given))
-            reply = self._await(process, watched, compiles=compiles)
+            reply = self._await(process, watched)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered training is of no more use
             self._end()
             raise
@@ -173,7 +170,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         assert isinstance(reply.value, (kind, TrialFailure))
         return reply.value
 
-    def _await(self, process: TrainingProcess, watched: "_Watched | None", *, compiles: bool) -> Answer | TrialFailure:
+    def _await(self, process: TrainingProcess, watched: "_Watched | None") -> Answer | TrialFailure:
         """The one reply. Everything that arrives on the way is a sign of life. A failure: the process was ended."""
         silent_since, log_size, still = time.monotonic(), process.log.size(), Stillness()
         while True:
@@ -207,8 +204,6 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             patience_s = self._hang_s
             if self._phase in _BUILDING:
                 patience_s = max(patience_s, _BUILD_HANG_S)
-            elif compiles and self._phase != "first batch":
-                patience_s = max(patience_s, _COMPILING_HANG_S)
             if now - silent_since > patience_s:
                 return self._hung(process, now - silent_since, *stuck)
 

@@ -242,8 +242,7 @@ def time_training(
 ) -> TrainingRun | TrialFailure:
     """Train on batches of this loader, and stream windows until the controller has seen enough.
 
-    The trainer has to be warm. A failure where an epoch has no batch, and where the model was compiled again in a
-    window: its rate would be the compiler's.
+    The trainer has to be warm. A failure where an epoch has no batch.
     """
     line.enter("first batch")
     try:
@@ -254,13 +253,9 @@ def time_training(
     memory.reset_peaks()
     trainer.step(trainer.receive(batch))  # uncounted: it waited for the first batch
     del batch
-    num_compiled = trainer.num_compiled()
     loop = TimedLoop(trainer, loader, line)
     while (window := loop.window(window_s)) is not None:  # a window that the stop cuts short is dropped
         line.window(window)
-    if trainer.num_compiled() > num_compiled:
-        message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
-        return TrialFailure(kind="unsupported", phase="training", message=message)
     peak_bytes = memory.peak_bytes() if trainer.device.type == "cuda" else None
     return TrainingRun(peak_allocated_bytes=peak_bytes, **loader.times())
 

@@ -84,15 +84,11 @@ class Session:
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         trainer = self._trainer(recipe, batch_size, sums_losses=True)
         batch = self._samples.resident(batch_size, trainer)
-        compile_s = warm_up(trainer, batch, self._line)
-        if recipe.compile and not trainer.num_compiled():
-            message = "torch.compile found nothing in the model to compile (is TORCH_COMPILE_DISABLE set?)"
-            return TrialFailure(kind="unsupported", phase="warm-up", message=message)
+        warm_up(trainer, batch, self._line)
         windows = time_windows(trainer, batch, seconds, self._line)
         if windows[-1].loss_is_finite is False:
             return non_finite_loss(recipe.precision, windows, phase="compute")
-        taken_s = compile_s if recipe.compile else None
-        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=windows, compile_s=taken_s)
+        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=windows)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         begun = time.monotonic()

@@ -33,22 +33,18 @@ _CPU_STEPS = 1
 _MAX_UPDATES = 20
 
 
-def warm_up(trainer: Trainer, batch: Batch, line: Line) -> float:
-    """Step until a step is as all later ones are. Ends with the device idle. Returns seconds of steps that compiled."""
+def warm_up(trainer: Trainer, batch: Batch, line: Line) -> None:
+    """Step until a step is as all later ones are. Ends with the device idle."""
     line.enter("warm-up")
-    compile_s = 0.0
     least = _CUDA_STEPS if trainer.device.type == "cuda" else _CPU_STEPS
     for number in range(1, _MAX_UPDATES + 1):
-        halvings, compiled, begun = trainer.num_halvings(), trainer.num_compiled(), time.monotonic()
+        halvings = trainer.num_halvings()
         for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
             trainer.step(batch)
             trainer.synchronize()
             line.pulse()
-        if trainer.num_compiled() > compiled:
-            compile_s += time.monotonic() - begun
-        elif number * trainer.accumulate >= least and trainer.num_halvings() == halvings:
+        if number * trainer.accumulate >= least and trainer.num_halvings() == halvings:
             break
-    return compile_s
 
 
 # As many windows as the time is cut into: enough to see whether the rate still drifts, each long enough to be a rate.
@@ -135,7 +131,7 @@ def try_steps(
     with memory.capped(), steps.traced(asked):
         with steps.phase("first step"):
             batch = make_batch(asked.batch_size)
-            steps.step(batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
+            steps.step(batch)  # not timed: it loads kernels and makes the optimizer's state
         steps.go_on(batch, num_full - 1)
         if asked.verify:
             steps.evaluate(batch)

@@ -1,5 +1,4 @@
-"""Training steps under one recipe, from the initial weights, compiled where that is asked for. Knows nothing of loaders
-or requests."""
+"""Training steps under one recipe, from the initial weights. Knows nothing of loaders or requests."""
 
 import copy
 import math
@@ -8,7 +7,6 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
@@ -21,9 +19,6 @@ from loadtune.workload.user_code import call_named, reported
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
-# Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
-# share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.
-_MOST_GRAPHS = 10_000
 
 
 class ResidentModel:
@@ -37,7 +32,6 @@ class ResidentModel:
         self.module = workload.model.to(device)
         self.optimizer: torch.optim.Optimizer | None = None
         """Of the run that goes on. None: there is none, or the user's own step holds it."""
-        self._compiled: nn.Module | None = None
 
     def reset(self, memory_format: MemoryFormat) -> None:
         """Initial weights, in this memory format, without gradients, ready to train."""
@@ -55,25 +49,6 @@ class ResidentModel:
         if self.optimizer is not None:
             self.optimizer.state.clear()
             self.optimizer = None
-
-    def called(self, recipe: Recipe) -> nn.Module:
-        """The module, for a recipe with it compiled: when it is first called, and where a precision or layout is new.
-
-        There is one for all runs, so that what was compiled stays. Each batch size is compiled for itself
-        (``dynamic=False``), as a script gets that trains at one size.
-        """
-        if not recipe.compile:
-            return self.module
-        if self._compiled is None:
-            import torch._dynamo as dynamo  # two seconds, which only who compiles has to wait
-
-            limit = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
-            setattr(dynamo.config, limit, _MOST_GRAPHS)
-            setattr(dynamo.config, f"accumulated_{limit}", _MOST_GRAPHS)
-            setattr(dynamo.config, f"fail_on_{limit.replace('_size', '')}_hit", True)
-            dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
-            self._compiled = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
-        return self._compiled  # type: ignore[return-value]
 
 
 class Trainer:
@@ -98,7 +73,6 @@ class Trainer:
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
         self._model, self.batch_size = model, batch_size
-        self._called = model.called(recipe)
         self.workload = workload
         self._num_summed = 0
         self._losses: dict[torch.device, torch.Tensor] | None = {} if sums_losses else None
@@ -149,7 +123,7 @@ class Trainer:
         if self._num_summed == 0:
             self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            loss = self.workload.compute_loss(self._called, batch)
+            loss = self.workload.compute_loss(self.module, batch)
         self._add(loss)
         if self.accumulate > 1:
             loss = loss / self.accumulate
@@ -164,7 +138,7 @@ class Trainer:
             self._scaler.update()
 
     def evaluate(self, batch: Batch) -> None:
-        """A forward pass in evaluation mode, without gradients, not compiled; training mode again afterwards."""
+        """A forward pass in evaluation mode, without gradients; training mode again afterwards."""
         self.module.eval()
         try:
             with torch.no_grad(), self._autocast():
@@ -182,14 +156,6 @@ class Trainer:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def num_compiled(self) -> int:
-        """Graphs that torch.compile made in this process. 0: all of the model is run as it is written."""
-        if not self.recipe.compile:
-            return 0
-        from torch._dynamo.utils import counters
-
-        return counters["stats"]["unique_graphs"]
 
     def _add(self, loss: torch.Tensor | float) -> None:
         """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""

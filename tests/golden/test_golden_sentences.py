@@ -94,8 +94,8 @@ SAME_BATCH, YOUR_RECIPE = (
 MANY = [
     replace(GOLDEN.finalists[0], config=replace(BEST, loader=replace(BEST.loader, num_workers=n))) for n in range(1, 12)
 ]
-COMPILED = replace(GOLDEN.best_at_your_batch.config, recipe=replace(BEST.recipe, compile=True))
-MOST_CODE = replace(GOLDEN.best_at_your_batch, config=COMPILED)
+OTHER = replace(GOLDEN.best_at_your_batch.config, recipe=BEST.recipe)
+MOST_CODE = replace(GOLDEN.best_at_your_batch, config=replace(OTHER, loader=replace(OTHER.loader, prefetch_factor=5)))
 """Every line of code that there can be for batches that are trained on one by one."""
 NOTES = ("One sentence.", "Another one.")
 CUT, RESUME = {"cut_short": "interrupted by Ctrl-C"}, "loadtune run --resume runs"

@@ -8,9 +8,9 @@ from loadtune.run.budget import Budget
 FINAL_S, LAST_S = 23.0, 4.0
 
 
-def at(spent_s: float, num_tuned: int = 0) -> Budget:
+def at(spent_s: float) -> Budget:
     """After so many seconds."""
-    return Budget(FakeClock(1000.0 + spent_s), 100.0, 1000.0, num_tuned)
+    return Budget(FakeClock(1000.0 + spent_s), 100.0, 1000.0)
 
 
 def test_what_is_left_and_what_of_it_the_final_can_spare() -> None:
@@ -22,17 +22,16 @@ def test_what_is_left_and_what_of_it_the_final_can_spare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tuned", "of_code", "expected", "lasts_s"),
+    ("of_code", "expected", "lasts_s"),
     [
-        (0, False, 0.1, 20.0),
-        (2, False, 0.1, 60.0),
-        (2, True, 0.1, 10.0),
-        (0, False, 0.2, 90.0 - FINAL_S - LAST_S),  # a large gain takes all that the final can spare
-        (0, True, 9.0, 90.0 - FINAL_S - LAST_S),
+        (False, 0.1, 20.0),
+        (True, 0.1, 10.0),
+        (False, 0.2, 90.0 - FINAL_S - LAST_S),  # a large gain takes all that the final can spare
+        (True, 9.0, 90.0 - FINAL_S - LAST_S),
     ],
 )
-def test_a_search_has_its_share(num_tuned: int, of_code: bool, expected: float, lasts_s: float) -> None:
-    budget = at(40.0, num_tuned)  # counted from its beginning, whenever it is asked
+def test_a_search_has_its_share(of_code: bool, expected: float, lasts_s: float) -> None:
+    budget = at(40.0)  # counted from its beginning, whenever it is asked
     assert budget.search_until_s(1010.0, expected, of_code=of_code) == pytest.approx(1010.0 + lasts_s)
 
 

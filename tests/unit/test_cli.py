@@ -95,7 +95,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words += " --batch-size 8 --num-workers 0 --pin-memory --persistent-workers --amp fp32 --device cuda"
     words += " --precision bf16,fp32 --precision BF16"
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
-    words += " --tune compile --fix num_workers=2 --fix pin_memory=off,batch_size=8"
+    words += " --fix num_workers=2 --fix pin_memory=off,batch_size=8"
     words += " --max-gpu-memory 24GiB"
     assert "For your own" not in invoke("run", *words.split()).stdout
     (asked,) = tuner.asked
@@ -105,7 +105,6 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     assert astuple(asked.yours) == (8, 0, True, "fp32", True)
     assert (asked.device, asked.precisions, asked.max_batch_size) == ("cuda", ("fp32", "bf16"), 64)
     assert (asked.max_workers, asked.num_trials, asked.time_budget_s, asked.out, asked.seed) == (2, 3, 9.5, "o", 4)
-    assert asked.tune == ("compile",)
     fixed = {"num_workers": 2, "pin_memory": False, "batch_size": 8}
     assert {name: asked.fixed(name) for name in DIMENSIONS if asked.fixed(name) is not None} == fixed
     assert asked.max_gpu_memory_bytes == 24 * 2**30
@@ -131,12 +130,13 @@ def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner
         ("run --loader make_loader", "--loader is 'make_loader'; it must be an import path"),
         ("run --optimizer lion", "--optimizer is 'lion'; it must be sgd (with momentum 0.9), adamw or an import path"),
         ("run --loader a:b --data-root d --collate a:c", "together with --data-root, --collate, but"),
-        ("run --step a:b --tune compile --fix precision=bf16", "with --fix precision, --tune compile, but"),
+        (
+            "run --step a:b --fix memory_format=channels_last --fix precision=bf16",
+            "with --fix precision, --fix memory_format, but",
+        ),
         ("run --precision bf16,int8", "--precision is 'int8'"),
-        ("run --tune cudnn", "--tune is 'cudnn'; it must be compile."),
         ("run --fix num_workers", "--fix is 'num_workers' … such as num_workers=4"),
         ("run --fix pin_memory=2", "--fix pin_memory is '2' … true, yes, on, false"),
-        ("run --fix compile=yes --tune compile", "compile is given … --tune … --fix"),
         ("run --fix num_workers=9 --max-workers 4", "--fix num_workers is 9 … --max-workers 4"),
         ("run --fix precision=bf16 --precision fp32", "--fix precision is bf16 … --precision"),
         ("run --remedies some", "--remedies is 'some' … none, auto or all"),
