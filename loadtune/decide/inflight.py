@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from loadtune.model.workers import Loop, Work, batch_s, fewest, most_by_cores
 from loadtune.statistics.interval import Interval
@@ -157,8 +157,6 @@ class State:
     """Seconds a batch that were expected of the change."""
     is_for_next: bool = False
     """Whether the change waits for the next epoch."""
-    before_epoch_s: float | None = None
-    """Seconds of whole epochs before it. None: there was none."""
     tried: tuple[int, ...] = ()
     seen: int = 0
     """Blocks of steps at the last look that judged."""
@@ -317,7 +315,6 @@ def _switch(state: State, reading: Reading, work: Work, bound: Bound, number: in
         before=reading,
         predicted_s=predicted_s,
         is_for_next=for_next,
-        before_epoch_s=reading.epoch_s,
         tried=(*state.tried, number),
         seen=0,
         first=reading if now == state.job.own else state.first,
@@ -368,34 +365,24 @@ def _take_back(state: State, number: int) -> Action:
     return Action(state=back, do="take back", num_workers=number)
 
 
-class Epoch(NamedTuple):
-    """A whole one."""
-
-    num_workers: int
-    seconds: float
-    num_whole: int
-    """Epochs with these workers, this one included."""
-    num_batches: int
-    num_blocks: int
-    """Of steps, since these workers deliver."""
-    several_ranks: bool = False
-
-
-def after_epoch(state: State, epoch: Epoch) -> Action:
-    """Where epochs are too short for blocks of steps, these judge a change."""
-    if state.stage == "starting" and state.is_for_next:
-        return Action(state=replace(state, before_epoch_s=epoch.seconds))
-    if state.before is None or epoch.num_workers != state.wanted or epoch.num_workers == state.was:
+def after_epoch(state: State, epoch: Reading, num_blocks: int, *, several_ranks: bool = False) -> Action:
+    """Where epochs are too short for blocks of steps, these judge a change. ``epoch``: over a whole one; its blocks are
+    the epochs with these workers. ``num_blocks``: of steps, since these workers deliver."""
+    before, now, epoch_s = state.before, epoch.num_workers, epoch.epoch_s
+    assert epoch_s is not None
+    if before is not None and state.stage == "starting" and state.is_for_next:
+        return Action(state=replace(state, before=replace(before, epoch_s=epoch_s)))
+    if before is None or now != state.wanted or now == state.was:
         return Action(state=state)
     is_judging, limit_s = state.stage == "judging", 0.0
-    if state.before_epoch_s is not None:
-        may_tie = _may_tie(epoch.num_workers, state.was, epoch.several_ranks)
-        limit_s = (1 + TIE if may_tie else SHORT if is_judging else 1.0) * state.before_epoch_s
-        if epoch.num_whole == 1 and epoch.seconds > limit_s and state.stage in ("judging", "watching", "resting"):
+    if before.epoch_s is not None:
+        may_tie = _may_tie(now, state.was, several_ranks)
+        limit_s = (1 + TIE if may_tie else SHORT if is_judging else 1.0) * before.epoch_s
+        if len(epoch.blocks) == 1 and epoch_s > limit_s and state.stage in ("judging", "watching", "resting"):
             return _take_back(state, state.was)
-    elif epoch.num_blocks < LOOKS[0]:
-        limit_s = (1 - CHANCE) * epoch.num_batches * state.before.total_s
-    if not is_judging or epoch.seconds >= limit_s:
+    elif num_blocks < LOOKS[0]:
+        limit_s = (1 - CHANCE) * epoch.num_steps * before.total_s
+    if not is_judging or epoch_s >= limit_s:
         return Action(state=state)
     return Action(state=replace(state, stage="resting", phases=((),), limit="workers"), do="keep")
 

@@ -36,10 +36,8 @@ class Steps:
     """Steps still to leave out: batches that were queued before."""
     num: int = 0
     total_s: float = 0.0
-    blocked: deque[float] = field(default_factory=lambda: deque(maxlen=2 * MAX_STEPS))
-    between: deque[float] = field(default_factory=lambda: deque(maxlen=2 * MAX_STEPS))
-    ready: deque[int] = field(default_factory=lambda: deque(maxlen=2 * MAX_STEPS))
-    """Batches that stood ready before each of these steps."""
+    newest: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=2 * MAX_STEPS))
+    """Of each step: seconds blocked and between, and batches that stood ready before it."""
     quick: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     """Seconds blocked where a batch stood ready."""
     blocks: deque[float] = field(default_factory=lambda: deque(maxlen=2 * LOOKS[-1]))
@@ -54,9 +52,7 @@ class Steps:
             self.skip -= 1
             return False
         self.num, self.total_s = self.num + 1, self.total_s + blocked_s + between_s
-        self.ready.append(num_ready)
-        self.blocked.append(blocked_s)
-        self.between.append(between_s)
+        self.newest.append((blocked_s, between_s, num_ready))
         if num_ready > 1:
             self.quick.append(blocked_s)
         self.block.append((blocked_s, between_s))
@@ -67,22 +63,21 @@ class Steps:
 
     def _close_block(self) -> None:
         """Blocks are whole turns of all workers, which deliver in bursts."""
-        usual_s = _usual_s(self.between)
+        usual_s = _usual_s([gap for _, gap, _ in self.newest])
         if between := [gap for _, gap in self.block if gap <= usual_s]:
             self.blocks.append(fmean(blocked for blocked, _ in self.block) + fmean(between))
         self.block, self.block_s = [], 0.0
 
     def reading(self) -> Reading | None:
         """None: too few steps, or a gap in them that more steps must explain."""
-        num, usual_s = len(self.blocked), _usual_s(self.between)
-        between = [gap for gap in self.between if gap <= usual_s]
+        num, usual_s = len(self.newest), _usual_s([gap for _, gap, _ in self.newest])
+        between = [gap for _, gap, _ in self.newest if gap <= usual_s]
         if num < GROUP or (len(between) < num < 8 * GROUP):
             return None
-        step_s, blocked_s = fmean(between), fmean(self.blocked)
-        pairs = zip(self.blocked, self.between, strict=True)
-        steps = [blocked + (gap if gap <= usual_s else step_s) for blocked, gap in pairs]
+        step_s, blocked_s = fmean(between), fmean(blocked for blocked, _, _ in self.newest)
+        steps = [blocked + (gap if gap <= usual_s else step_s) for blocked, gap, _ in self.newest]
         whole = num // max(1, self.num_workers) * max(1, self.num_workers) or num
-        drained = max(0, self.ready[0] - self.ready[-1])
+        drained = max(0, self.newest[0][2] - self.newest[-1][2])
         size, is_rough = num // _FINE, len(self.blocks) < _FINE
         fine = (fmean(steps[at : at + size]) for at in range(0, _FINE * size, size))
         return Reading(
@@ -93,7 +88,7 @@ class Steps:
             blocked_s=blocked_s,
             handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
             step_s=step_s,
-            starved=sum(each == 0 for each in self.ready) / num,
+            starved=sum(ready == 0 for _, _, ready in self.newest) / num,
             blocks=tuple(fine) if is_rough else tuple(self.blocks),
             is_rough=is_rough,
         )

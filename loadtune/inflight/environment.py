@@ -1,6 +1,5 @@
 """What its environment tells a process: options of `loadtune exec`, its rank in the job, its cores. No torch."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -35,11 +34,6 @@ class Options:
     """End the script, exit code 0, once the loaders that train have settled."""
     replay: str | None = None
     """A result whose switches are repeated at the same batches. None: tune."""
-
-    @classmethod
-    def from_environment(cls) -> "Options | None":
-        """Of `loadtune exec`. None: the script runs without it."""
-        return cls(**json.loads(os.environ[EXEC_VARIABLE])) if EXEC_VARIABLE in os.environ else None
 
 
 # Where a launcher put it

@@ -1,6 +1,7 @@
 """Puts the tuned iterator in the place of torch's. Imports no torch: under `loadtune exec` it comes before torch."""
 
 import atexit
+import json
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ from typing import Any, cast
 from loadtune.errors import raised_by_handler
 from loadtune.inflight import files, words
 from loadtune.inflight.account import Account, accounts
-from loadtune.inflight.environment import TEST_VARIABLE, Options, rank
+from loadtune.inflight.environment import EXEC_VARIABLE, TEST_VARIABLE, Options, rank
 from loadtune.stream.shm_cleanup import is_alive
 
 _options: Options | None = None
@@ -51,7 +52,8 @@ def _begin(chosen: Options) -> Options:
     """The options of this process: those of `loadtune exec`, or else the first that are chosen."""
     global _options
     if _options is None:
-        _options = Options.from_environment() or chosen
+        given = os.environ.get(EXEC_VARIABLE)
+        _options = chosen if given is None else Options(**json.loads(given))
         atexit.register(_at_exit, _options)
     return _options
 

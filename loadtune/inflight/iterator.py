@@ -52,7 +52,7 @@ class _Tuned:
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch, as torch asks for where workers are persistent."""
-        self._inner._reset(private.LoaderView(loader, self._opened[2]))
+        self._inner._reset(private.LoaderView(loader, self._opened[1].sampler))
         self._tuner.begin(self)
 
     def _shutdown_workers(self) -> None:
@@ -64,7 +64,6 @@ class _Tuned:
         tuner = self.__dict__.get("_tuner")
         if tuner is not None and (watched := tuner.watched()) in (None, self):
             tuner.guard(tuner.end, False, True, of=watched)
-            tuner.guard(tuner.release, of=watched)
         self._shutdown_workers()
 
 

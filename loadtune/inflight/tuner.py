@@ -85,8 +85,6 @@ class Tuner:
     """Of the iterators over one dataset that begin at one place; the newest of them is watched."""
 
     iterator: Any
-    view: Any
-    sampler: Any
     trust: Any
     """Of the iterator that is watched. None: there is none, or it has ended."""
 
@@ -204,11 +202,11 @@ class Tuner:
         ways["looks"] = self.looks
         iterator = SwitchingIterator(view, number, may_ask_ahead=sampler.may_ask_ahead, **ways)
         self.opening_s = time.perf_counter() - asked_s
-        return iterator, view, sampler, trust
+        return iterator, trust
 
     def release(self) -> None:
         """The dataset, and whatever else belongs to an iterator, is not kept beyond its life."""
-        self.iterator = self.view = self.sampler = self.trust = None
+        self.iterator = self.trust = None
 
     def _replayed(self, epoch: int) -> list[tuple[int, int]]:
         """The switches to be repeated in this epoch: batch, workers. None once the loader is left alone."""
@@ -222,7 +220,7 @@ class Tuner:
             self.guard(self._begin, watched, of=watched)
 
     def _begin(self, watched: Any) -> None:
-        self.iterator, self.view, self.sampler, self.trust = watched._opened
+        self.iterator, self.trust = watched._opened
         self.epoch += 1
         self.last_end, self.blocked_then_s, self.num_delivered = None, 0.0, 0
         number = self.iterator.num_delivering
@@ -244,7 +242,7 @@ class Tuner:
             if same:
                 self._whole_epoch()
         account = self.account
-        self.known_sampler = self.sampler.is_known, self.sampler.reason
+        self.known_sampler = self.trust.sampler.is_known, self.trust.sampler.reason
         if is_exhausted and self.last_end is not None:
             now = time.perf_counter()
             account.blocked_s += now - self.begun
@@ -253,15 +251,16 @@ class Tuner:
             self._whole_epoch()
         if self.shared.trying is self and account.state not in ("judging", "comparing"):
             self.shared.trying = None
-        if not self.view.pin_memory and not sys.is_finalizing() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        view = self.trust.view
+        if not view.pin_memory and not sys.is_finalizing() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             account.advise("pin_memory=True: batches go to the GPU while it computes")
-        begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own > 0
+        begins_often = self.epoch > 0 and not view.persistent_workers and self.own > 0
         if begins_often and account.begins_s > 0.05 * account.total_s:
-            shuffles = isinstance(self.view.sampler, RandomSampler)
+            shuffles = isinstance(view.sampler, RandomSampler)
             order = "; shuffling then differs" if shuffles else ""
             account.advise(f"persistent_workers=True starts workers once, not in each epoch{order}")
         self._note_steps()
-        if is_exhausted:
+        if is_exhausted or is_over:
             self.release()
 
     def _whole_epoch(self) -> None:
@@ -270,25 +269,20 @@ class Tuner:
         if self.epoch_then is None or self.epoch_then[1] == account.num_batches:
             return
         number, batches, seconds = self.epoch_then
-        account.epoch_batches, epoch_s = account.num_batches - batches, account.total_s - seconds
+        num, epoch_s = account.num_batches - batches, account.total_s - seconds
+        account.epoch_batches, batch_s = num, epoch_s / num
         kept = account.first_epochs_s if number == self.own else account.epochs_s
         kept.append(epoch_s)
         del kept[:-KEPT_EPOCHS]
         if account.state == "resting" and number == self.state.target:
             self._learn()
         num_blocks = len(self.steps.blocks) if number == self.steps.num_workers else 0
-        whole = decide.Epoch(number, epoch_s, len(kept), account.epoch_batches, num_blocks, self.several_ranks)
-        self._do(decide.after_epoch(self.state, whole))
+        times: dict[str, Any] = {"total_s": batch_s, "sustained_s": batch_s, "blocked_s": 0.0, "step_s": 0.0}
+        times |= {"epoch_s": epoch_s, "blocks": tuple(each / num for each in kept)}
+        whole = Reading(num_workers=number, num_steps=num, **times)
+        self._do(decide.after_epoch(self.state, whole, num_blocks, several_ranks=self.several_ranks))
         if num_blocks < LOOKS[0]:
-            batch_s, num = epoch_s / account.epoch_batches, account.epoch_batches
-            times: dict[str, Any] = {
-                "total_s": batch_s,
-                "sustained_s": batch_s,
-                "blocked_s": 0.0,
-                "step_s": 0.0,
-                "blocks": tuple(each / num for each in kept),
-            }
-            self._tell(Reading(num_workers=number, num_steps=num, **times), None)
+            self._tell(whole, None)
 
     def _learn(self) -> None:
         if self.learnt_file is not None and self.account.load_s:
@@ -447,13 +441,13 @@ class Tuner:
         self.account.draws_random |= draws or bool(is_random(self.iterator.workers(), by_worker=self.own > 0))
 
     def _note_steps(self) -> None:
-        account, rows = self.account, getattr(self.iterator.delivering(), "rows", range(0))  # also of ended workers
+        account = self.account
         account.steps = list(self.looks.steps()[:KEPT_STEPS])
-        account.slow_worker, account.slow_times = slow_worker(self.iterator.table.rows(rows)) or (None, None)
+        account.slow_worker, account.slow_times = slow_worker(self.iterator.workers()) or (None, None)
 
     def _say_what_differs(self) -> None:
         self._note_draws()
-        if worker_init.is_given(self.view.worker_init_fn, self.own):
+        if worker_init.is_given(self.trust.view.worker_init_fn, self.own):
             number = f"num_workers={self.told_workers} in all ranks" if self.told_workers else "the new num_workers"
             self.say(f"its worker_init_fn gets {number}, as if you had typed it")
         if self.account.draws_random:
@@ -478,7 +472,7 @@ class Tuner:
         if reading is None:
             return
         account, ranks = self.account, self.shared.ranks
-        account.batch_size = int(self.iterator.batch_size() or self.view.batch_size or 1)
+        account.batch_size = int(self.iterator.batch_size() or self.trust.view.batch_size or 1)
         account.num_ranks = 1 if ranks is None else max(1, len(ranks.words))
         now = None if self.clocks is None else self._read_clocks()
         self._note_draws()
@@ -515,7 +509,7 @@ class Tuner:
             peers_wait = ranks.peers_wait()
         length = math.inf
         with suppress(Exception):  # a sampler without a length, or with one that only its own loader can tell
-            length = float(self.broken_at or len(self.sampler) * (2 if self.view.persistent_workers else 1))
+            length = float(self.broken_at or len(self.trust.sampler) * (2 if self.trust.view.persistent_workers else 1))
         is_whole = self.options.until_tuned or self.state.job.only_advises  # the number is for other epochs
         own_epochs = self.account.first_epochs_s if reading.num_workers == self.own else self.account.epochs_s
         return replace(
@@ -542,7 +536,7 @@ class Tuner:
         )
         most, reason = most_workers(readings.read_free(), queued, others)
         own_ahead = self.own * self.prefetch_factor
-        is_less = self.sampler is not None and not self.sampler.may_ask_ahead() and own_ahead < most
+        is_less = self.trust is not None and not self.trust.sampler.may_ask_ahead() and own_ahead < most
         return (own_ahead, "the sampler") if is_less else (most, reason)
 
     def _bound(self, reading: Reading, work: Work | None) -> Bound:
@@ -573,9 +567,7 @@ class Tuner:
             account.load_s, account.cpu_s = work.load_s, work.cpu_s
         if self.shared.trying is self and self.state.stage not in ("starting", "judging", "comparing"):
             self.shared.trying = None
-        if action.do == "advise":
-            self._advise(action)
-        elif action.do == "leave":
+        if action.do == "leave":
             self._leave(str(self.state.reason))
         elif action.do in ("switch", "compare"):
             assert number is not None
@@ -600,18 +592,17 @@ class Tuner:
             self.say(f"{account.reason}; back to {number}")
             self._go_back(number)
             account.num_workers = number
-        elif action.do == "rest":
-            reason = words.reason_text(self.state.reason or self.state.limit)
-            if reason is not None and reason != account.reason:
+        elif action.do in ("rest", "advise"):
+            rests = self.state.reason or self.state.limit
+            reason = words.reason_text(rests) if action.do == "rest" else self._advised(action)
+            if reason not in (None, account.reason):
                 self.say(f"stays at {counted(now, 'worker')}: {reason}")
             account.reason = reason
 
-    def _advise(self, action: Action) -> None:
+    def _advised(self, action: Action) -> str:
+        """Note the advice. Why it is not done."""
         account, number = self.account, action.num_workers
         account.advice = [each for each in account.advice if not each.startswith("num_workers=")]
         account.predicted = action.gain
         account.advise(f"num_workers={number}")
-        reason = f"{words.reason_text('stream' if self.is_stream else 'dry run')}; try num_workers={number}"
-        if reason != account.reason:
-            self.say(f"stays at {counted(self.own, 'worker')}: {reason}")
-        account.reason = reason
+        return f"{words.reason_text('stream' if self.is_stream else 'dry run')}; try num_workers={number}"

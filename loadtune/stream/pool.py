@@ -21,11 +21,9 @@ import torch
 
 from loadtune.errors import harmless, raised_by_handler
 from loadtune.stream import torch_private as private
-from loadtune.stream.looks import Looks
-from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
 from loadtune.stream.worker_init import is_given
-from loadtune.stream.worker_rows import RowWriter, SampleError, load_again, watched
+from loadtune.stream.worker_rows import Notes, begin_worker, load_again, watched
 
 READY_LIMIT_S = 120.0
 """A pool on trial whose workers take longer to start is withdrawn."""
@@ -187,25 +185,16 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     _task_info: dict[int, Any]
 
     def __init__(
-        self,
-        loader: Any,
-        num_workers: int,
-        stream: IndexStream,
-        base_seed: int,
-        table: SampleTable,
-        sample_error: SampleError | None,
-        looks: Looks | None = None,
-        *,
-        deferred: bool,
+        self, loader: Any, num_workers: int, stream: IndexStream, base_seed: int, notes: Notes, *, deferred: bool
     ) -> None:
         """``deferred``: workers start in `is_ready`, else now, as torch's do."""
         self._shutdown, self._pid = True, os.getpid()
         self._on_trial = num_workers != loader.num_workers
-        self._table = table
+        self._table = notes.table
         self._polled_s, self._polled_for_s = time.monotonic(), 0.0
         self._workers: list[Any] = []
         self.is_fed, self._got, self._num_acknowledged = not deferred, 0, 0
-        self.rows = table.reserve(num_workers)
+        self.rows = self._table.reserve(num_workers)
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         self._starter = _Starter(loader.multiprocessing_context) if deferred else None
         init, again = loader.worker_init_fn, None
@@ -218,14 +207,14 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             num_workers,
             stream,
             multiprocessing_context=self._starter or loader.multiprocessing_context,
-            worker_init_fn=RowWriter(table, self.rows.start, init, sample_error, again, looks, loader.collate_fn),
+            worker_init_fn=partial(begin_worker, notes, self.rows.start, init, again, loader.collate_fn),
         )
         try:
             super().__init__(view, stream, base_seed)
         except Exception:
             with contextlib.suppress(Exception):  # torch's own end asks for what its constructor did not come to make
                 self.close()
-            table.release(self.rows)
+            self._table.release(self.rows)
             raise
         if self._on_trial or deferred:  # whose death must not raise in whatever the training process does just then
             private.remove_worker_pids(id(self))
@@ -405,19 +394,12 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
 
     is_fed, rows = True, range(0)
 
-    def __init__(
-        self,
-        loader: Any,
-        stream: IndexStream,
-        base_seed: int,
-        table: SampleTable,
-        sample_error: SampleError | None,
-        looks: Looks | None = None,
-    ) -> None:
+    def __init__(self, loader: Any, stream: IndexStream, base_seed: int, notes: Notes) -> None:
         super().__init__(private.view(loader, 0, stream), stream, base_seed)
+        table, looks = notes.table, notes.looks
         table.release(table.reserve(0))  # clears the rows of workers that died: what hangs from now on is not theirs
         fetcher: Any = self._dataset_fetcher
-        fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
+        fetcher.fetch = partial(watched(type(fetcher).fetch, table.row(None), notes.sample_error), fetcher)
         self._watch = None if looks is None else looks.watch(None, loader.dataset, loader.collate_fn)
 
     def _next_index(self) -> Any:
@@ -441,12 +423,11 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
 
     def feed(self) -> None: ...
 
-    def kill(self) -> None:
-        self.close()
-
     def close(self, patience_s: float | None = None) -> None:
         if self._watch is not None:
             self._watch.stop()
+
+    kill = close
 
 
 class _Starter:

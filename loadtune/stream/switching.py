@@ -39,15 +39,14 @@ from loadtune.stream import torch_private as private
 from loadtune.stream.looks import Looks, Watch, Watching
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError, RandomSamplesError
 from loadtune.stream.sample_table import Row, SampleTable
-from loadtune.stream.torch_private import plain_iterator
-from loadtune.stream.worker_rows import SampleError, is_random
+from loadtune.stream.worker_rows import Notes, SampleError, is_random
 
 _CLOSE_S, _POLL_S = 10.0, 0.005
 
 Source: TypeAlias = Pool | InProcess
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Switch:
     """A change of workers that was asked for."""
 
@@ -94,11 +93,12 @@ class SwitchingIterator:
         if not _closes_at_exit:  # after torch's own, so that it runs before: torch's workers do not end later any more
             atexit.register(_close_all)
             _closes_at_exit = True
-        self._loader, self._sample_error, self._exact, self._looks = loader, sample_error, exact, looks
+        self._loader, self._exact, self._looks = loader, exact, looks
         self.own = loader.num_workers
         self.num_workers = self.own if num_workers is None else num_workers
         """Asked for last. They deliver when they are ready."""
         self.table = SampleTable() if table is None else table
+        self._notes = Notes(self.table, sample_error, looks)
         self.withdrawn: list[PoolFailedError] = []
         self.has_ended = False
         self._lane: deque[Source] = deque()
@@ -152,7 +152,7 @@ class SwitchingIterator:
             if not source.issued and len(self._lane) > 1:
                 self._lane.popleft()
                 self._lane[0]._num_yielded = source._num_yielded
-                self._in_background(source.close)
+                self._in_background(source, source.close)
                 continue
             try:
                 batch = next(source)
@@ -184,8 +184,13 @@ class SwitchingIterator:
         init, self._watch = loader.worker_init_fn, None
         if self._looks is not None:
             init = Watching(self._looks, loader.collate_fn, init)
-        self._plain = plain_iterator(loader, init, before=self._plain)
-        if self._looks is not None and not loader.num_workers:
+        given = {"generator": loader.generator, "worker_init_fn": init}
+        view = private.view(loader, self.own, loader._index_sampler, **given)
+        if self._plain is not None and self.own:
+            self._plain._reset(view)
+        else:
+            self._plain = (private.MultiProcessIterator if self.own else private.SingleProcessIterator)(view)
+        if self._looks is not None and not self.own:
             self._watch = self._looks.watch(None, loader.dataset, loader.collate_fn)
 
     def _next_plain(self) -> Any:
@@ -209,18 +214,15 @@ class SwitchingIterator:
     @property
     def num_delivering(self) -> int:
         """Workers that deliver, or will deliver the first batch."""
-        if self._late is not None:
-            return self._late[0]
-        is_closed = self._plain is None and not self._lane
-        return self.num_workers if is_closed else int(self.delivering()._num_workers)
+        return self._late[0] if self._late is not None else int(self.delivering()._num_workers)
 
     def last_in_process(self) -> Any:
         """The batch that was delivered last, as the training process itself loads it. Raises what that raises."""
         return next(private.SingleProcessIterator(private.view(self._loader, 0, _index_sampler=[self._stream.last])))
 
     def workers(self) -> list[Row]:
-        """What each worker of the pool that delivers has done. Empty: it has none."""
-        return self.table.rows(self._lane[0].rows) if self._lane else []
+        """What each worker of the pool that delivers, or was the last to deliver, has done. Empty: it has none."""
+        return self.table.rows(getattr(self.delivering(), "rows", range(0)))
 
     def batch_size(self) -> float:
         """Samples in a batch, in the mean. 0: they are not counted."""
@@ -253,17 +255,16 @@ class SwitchingIterator:
 
     def stay(self) -> None:
         """Workers that were asked for and have not begun to deliver are not waited for any more."""
-        if not self._coming:
-            return
-        for switch in self._coming:
-            if switch.source is not None:
-                self._in_background(switch.source.kill)
-        self._coming.clear()
-        self._hold_nothing_back()
-        self.num_workers = self._num_newest()
+        if self._coming:
+            self._drop(*self._coming)
+            self.num_workers = self._num_newest()
 
-    def _hold_nothing_back(self) -> None:
-        """What was kept for workers that do not come goes to those that are there."""
+    def _drop(self, *switches: _Switch) -> None:
+        """These workers do not come. What was kept for them goes to those that are there."""
+        for switch in switches:
+            self._coming.remove(switch)
+            if switch.source is not None:
+                self._in_background(switch.source, switch.source.kill)
         if self._stream.limit is not None:
             self._stream.limit = None
             self._lane[-1].feed()
@@ -282,11 +283,8 @@ class SwitchingIterator:
                 if ready and switch.num_workers != self.own:
                     self._test(source)
             except PoolFailedError as failure:  # they never got an index; the ones before them go on
-                self._coming.popleft()
                 self._note(switch.num_workers, failure)
-                if switch.source is not None:
-                    self._in_background(switch.source.kill)
-                self._hold_nothing_back()
+                self._drop(switch)
                 continue
             if not ready or (switch.at is not None and not self._stream.is_held_back):
                 return
@@ -308,11 +306,10 @@ class SwitchingIterator:
         """``base_seed``: of workers that start now. None: they start later; an error is a PoolFailedError then, too."""
         deferred = base_seed is None
         seed = _random_seed(self._private) if base_seed is None else base_seed
-        common = (self._stream, seed, self.table, self._sample_error, self._looks)
         if num_workers == 0:
-            return InProcess(self._loader, *common)
+            return InProcess(self._loader, self._stream, seed, self._notes)
         try:
-            return Pool(self._loader, num_workers, *common, deferred=deferred)
+            return Pool(self._loader, num_workers, self._stream, seed, self._notes, deferred=deferred)
         except Exception as error:
             is_own = error is self._stream.error or raised_by_handler(error)
             if is_own or not (deferred or num_workers != self.own):
@@ -352,7 +349,7 @@ class SwitchingIterator:
         for source in self._lane:
             self._stream.take_back(source.issued.values())
             source.issued.clear()
-            self._in_background(source.kill)
+            self._in_background(source, source.kill)
         self._lane.clear()
         self.num_workers, self._late = self.own, None
         self._begin_with(self.own)
@@ -360,8 +357,11 @@ class SwitchingIterator:
 
     # Ends
 
-    def _in_background(self, close: Callable[[], None]) -> None:
+    def _in_background(self, source: Source, close: Callable[[], None]) -> None:
         """End a pool. Nothing holds it then: up to 32 page-locked batches go with it, 16 GB of 512 images."""
+        if isinstance(source, InProcess):  # its signal is put back in the main thread alone
+            close()
+            return
         thread = threading.Thread(target=close, name="loadtune-end-workers", daemon=True)
         self._closing = [other for other in self._closing if other.is_alive()]
         try:
@@ -377,7 +377,7 @@ class SwitchingIterator:
             self._begin_plain(loader)
             return
         while len(self._lane) > 1:
-            self._in_background(self._lane.popleft().close)
+            self._in_background(self._lane[0], self._lane.popleft().close)
         self.has_ended = False
         self._stream.begin_epoch()
         if not self._lane:  # closed

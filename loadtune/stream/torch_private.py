@@ -10,7 +10,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, current_process, resource_sharer
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def draws_as_torch() -> bool:
     return _BaseDataLoaderIter._next_index.__module__ == _BaseDataLoaderIter.__module__
 
 
-class _LoaderView:
+class LoaderView:
     """A DataLoader as torch's iterators and samplers read it: what torch reads is as it is at this moment.
 
     All else is read from the loader and set there: toolkits that extend torch's iterators keep their marks in it. The
@@ -69,7 +69,7 @@ class _LoaderView:
         kept = {name: getattr(loader, name) for name in self._NAMES} | {"_index_sampler": index_sampler}
         if loader._auto_collation:
             kept["batch_sampler"] = index_sampler
-        source = vars(loader)["_source"] if isinstance(loader, _LoaderView) else weakref.ref(loader)
+        source = vars(loader)["_source"] if isinstance(loader, LoaderView) else weakref.ref(loader)
         vars(self).update(kept | changes, _source=source)
 
     def __len__(self) -> int:
@@ -84,9 +84,6 @@ class _LoaderView:
             vars(self)[name] = value
         else:
             setattr(loader, name, value)
-
-
-LoaderView: Any = _LoaderView
 
 
 def view(loader: Any, num_workers: int, index_sampler: Any = (), **changes: Any) -> Any:
@@ -108,17 +105,6 @@ def view(loader: Any, num_workers: int, index_sampler: Any = (), **changes: Any)
             **({} if num_workers else {"timeout": 0, "multiprocessing_context": None}),
         },
     )
-
-
-def plain_iterator(loader: Any, worker_init_fn: Any, *, before: Any = None) -> Any:
-    """Torch's own iterator over the loader. ``worker_init_fn``: in place of the loader's. ``before``: the last epoch's,
-    whose persistent workers go on."""
-    changes = {"generator": loader.generator, "worker_init_fn": worker_init_fn}
-    seen = view(loader, loader.num_workers, loader._index_sampler, **changes)
-    if before is None or not loader.num_workers:
-        return (MultiProcessIterator if loader.num_workers else SingleProcessIterator)(seen)
-    before._reset(seen)
-    return before
 
 
 def start_method(context: Any) -> str:
@@ -213,18 +199,12 @@ class _AskedInfo:
         return {"id": 0, "num_workers": 2}[name] if name in ("id", "num_workers") else getattr(self._info, name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
+def _ask(asked: torch.Tensor, worker_init_fn: Any, worker_id: int) -> None:
     """A ``worker_init_fn`` that runs the caller's own, with `_AskedInfo` from then on."""
-
-    asked: torch.Tensor
-    worker_init_fn: Any
-
-    def __call__(self, worker_id: int) -> None:
-        worker: Any = _utils.worker
-        worker._worker_info = _AskedInfo(worker._worker_info, self.asked)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
+    worker: Any = _utils.worker
+    worker._worker_info = _AskedInfo(worker._worker_info, asked)
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
 
 
 def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context: str | None = None) -> bool:
@@ -234,7 +214,7 @@ def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context
     """
     asked = torch.zeros(1)
     one: dict[str, Any] = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1, "collate_fn": id}  # quickly sent
-    asking = _Asking(asked, worker_init_fn)
+    asking = partial(_ask, asked, worker_init_fn)
     loader: Any = DataLoader(dataset, worker_init_fn=asking, multiprocessing_context=multiprocessing_context, **one)
     # What is raised is raised again when it is read in earnest; without a /dev/shm nobody can have workers.
     with contextlib.suppress(Exception), waiting_for_workers(_PATIENCE_S):

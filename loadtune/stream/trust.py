@@ -30,7 +30,7 @@ class Trust:
     """
 
     def __init__(self, view: Any, sampler: WatchedSampler) -> None:
-        self._sampler, self._method = sampler, private.start_method(view.multiprocessing_context)
+        self.view, self.sampler, self._method = view, sampler, private.start_method(view.multiprocessing_context)
         self._roots = view.dataset, view.collate_fn
         self.in_process = view.num_workers == 0
         self._unchanged = Unchanged(*self._roots)
@@ -44,10 +44,8 @@ class Trust:
 
     def reason_against(self) -> str | None:
         """What is known without starting a worker."""
-        if self.in_process and self._sampler.reason is not None:
-            return (
-                f"{self._sampler.reason}; workers ask it ahead of the loop, so it may give other batches; {_YOURSELF}"
-            )
+        if self.in_process and self.sampler.reason is not None:
+            return f"{self.sampler.reason}; workers ask it ahead of the loop, so it may give other batches; {_YOURSELF}"
         if (changed := self.changed()) is not None:
             return changed
         if self._shares_files:

@@ -35,28 +35,27 @@ SampleError = Callable[[BaseException, object], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RowWriter:
-    """A ``worker_init_fn``: the worker notes in its row what it loads, then runs the caller's own function."""
+class Notes:
+    """Where those that load note what they do."""
 
     table: SampleTable
-    first_row: int
-    worker_init_fn: Callable[[int], Any] | None
-    sample_error: SampleError | None = None
-    load_again: Callable[[Row, Any], None] | None = None
-    looks: Looks | None = None
-    collate_fn: Any = None
+    sample_error: SampleError | None
+    looks: Looks | None
 
-    def __call__(self, worker_id: int) -> None:
-        row, fetch = self.table.row(self.first_row + worker_id), private.FETCHERS[0].fetch
-        for fetcher in private.FETCHERS:
-            fetcher.fetch = watched(fetcher.fetch, row, self.sample_error)
-        if self.looks is not None:
-            self.looks.watch(self.first_row + worker_id, private.dataset_of_worker(), self.collate_fn)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-        if self.load_again is not None:
-            self.load_again(row, fetch)
-        row.ready_s = time.monotonic()
+
+def begin_worker(notes: Notes, first_row: int, own: Any, again: Any, collate_fn: Any, worker_id: int) -> None:
+    """A ``worker_init_fn``: the worker notes in its row what it loads, then runs the caller's ``own``, and `load_again`
+    as ``again``. Either may be None."""
+    row, fetch = notes.table.row(first_row + worker_id), private.FETCHERS[0].fetch
+    for fetcher in private.FETCHERS:
+        fetcher.fetch = watched(fetcher.fetch, row, notes.sample_error)
+    if notes.looks is not None:
+        notes.looks.watch(first_row + worker_id, private.dataset_of_worker(), collate_fn)
+    if own is not None:
+        own(worker_id)
+    if again is not None:
+        again(row, fetch)
+    row.ready_s = time.monotonic()
 
 
 def load_again(index: Any, is_batch: bool, collate_fn: Any, times: int, row: Row, fetch: Any) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.decide.inflight import Bound, Epoch, Job, Reading, State, after_epoch, decide, delivers, told
+from loadtune.decide.inflight import Bound, Job, Reading, State, after_epoch, decide, delivers, told
 from loadtune.model.workers import MOST, Work
 from loadtune.statistics.looks import LOOKS
 
@@ -18,6 +18,13 @@ def reading(num_workers=1, total_s=0.1, waiting=0.9, **other):
     return Reading(
         **{"num_workers": num_workers, "num_steps": 24, "total_s": total_s, "blocks": blocks} | times | other
     )
+
+
+def epoch(num_workers, seconds, num_whole=1):
+    """A whole one, of 10 batches."""
+    blocks = (seconds / 10,) * num_whole
+    means = {"total_s": seconds / 10, "blocked_s": 0.0, "step_s": 0.0, "epoch_s": seconds}
+    return Reading(num_workers=num_workers, num_steps=10, blocks=blocks, **means)
 
 
 SLEEPS = Work(load_s=0.1, cpu_s=0.01, cores_busy=0.2)
@@ -250,7 +257,7 @@ def test_a_reason_ends_with_the_next_change():
     back = decide(CHANGED, reading(4, 0.2), SLEEPS, BOUND).state
     assert back.reason == "gained nothing"
     again = decide(replace(back, stage="watching", tried=()), reading(), SLEEPS, BOUND).state
-    kept = after_epoch(delivers(again, 11), Epoch(11, 0.5, 1, 10, 3))
+    kept = after_epoch(delivers(again, 11), epoch(11, 0.5), 3)
     assert (kept.do, kept.state.reason) == ("keep", None)
 
 
@@ -264,16 +271,16 @@ def test_who_delivers_is_judged():
 @pytest.mark.parametrize(
     ("other", "seconds", "num_whole", "num_blocks", "do"),
     [
-        ({"before_epoch_s": 10.0}, 9.0, 1, 3, "keep"),
-        ({"before_epoch_s": 10.0, "is_for_next": True}, 9.0, 1, 3, "keep"),
-        ({"before_epoch_s": 10.0}, 9.5, 1, 3, "nothing"),
-        ({"before_epoch_s": 10.0, "was": 8}, 10.29, 1, 3, "keep"),
-        ({"before_epoch_s": 10.0, "was": 8}, 10.31, 1, 3, "take back"),
-        ({"before_epoch_s": 10.0, "was": 8, "stage": "resting"}, 10.29, 1, 3, "nothing"),
-        ({"before_epoch_s": 10.0}, 9.6, 1, 3, "take back"),
-        ({"before_epoch_s": 10.0}, 9.6, 2, 3, "nothing"),
-        ({"before_epoch_s": 10.0, "stage": "resting"}, 10.0, 1, 3, "nothing"),
-        ({"before_epoch_s": 10.0, "stage": "resting"}, 10.1, 1, 3, "take back"),
+        ({"before": reading(epoch_s=10.0)}, 9.0, 1, 3, "keep"),
+        ({"before": reading(epoch_s=10.0), "is_for_next": True}, 9.0, 1, 3, "keep"),
+        ({"before": reading(epoch_s=10.0)}, 9.5, 1, 3, "nothing"),
+        ({"before": reading(epoch_s=10.0), "was": 8}, 10.29, 1, 3, "keep"),
+        ({"before": reading(epoch_s=10.0), "was": 8}, 10.31, 1, 3, "take back"),
+        ({"before": reading(epoch_s=10.0), "was": 8, "stage": "resting"}, 10.29, 1, 3, "nothing"),
+        ({"before": reading(epoch_s=10.0)}, 9.6, 1, 3, "take back"),
+        ({"before": reading(epoch_s=10.0)}, 9.6, 2, 3, "nothing"),
+        ({"before": reading(epoch_s=10.0), "stage": "resting"}, 10.0, 1, 3, "nothing"),
+        ({"before": reading(epoch_s=10.0), "stage": "resting"}, 10.1, 1, 3, "take back"),
         ({}, 0.88, 1, 3, "keep"),  # 10 batches of 0.1 s before
         ({}, 0.9, 1, 3, "nothing"),
         ({}, 0.85, 1, LOOKS[0], "nothing"),  # blocks of steps tell
@@ -283,18 +290,18 @@ def test_who_delivers_is_judged():
 )
 def test_a_whole_epoch_judges_where_steps_cannot(other, seconds, num_whole, num_blocks, do):
     state = replace(CHANGED, **other)
-    assert after_epoch(state, Epoch(4, seconds, num_whole, 10, num_blocks)).do == do
+    assert after_epoch(state, epoch(4, seconds, num_whole), num_blocks).do == do
 
 
 def test_a_rank_keeps_what_its_peers_make_no_faster():
-    state = replace(CHANGED, before_epoch_s=10.0)
-    assert after_epoch(state, Epoch(4, 10.2, 1, 10, 3, several_ranks=True)).do == "keep"
+    state = replace(CHANGED, before=reading(epoch_s=10.0))
+    assert after_epoch(state, epoch(4, 10.2), 3, several_ranks=True).do == "keep"
 
 
 def test_a_change_that_waits_is_judged_by_the_epoch_before_it():
     waiting = replace(CHANGED, stage="starting", is_for_next=True)
-    assert after_epoch(waiting, Epoch(1, 12.0, 1, 10, 3)).state.before_epoch_s == 12.0
-    assert after_epoch(replace(waiting, is_for_next=False), Epoch(1, 12.0, 1, 10, 3)).state.before_epoch_s is None
+    assert after_epoch(waiting, epoch(1, 12.0), 3).state.before.epoch_s == 12.0
+    assert after_epoch(replace(waiting, is_for_next=False), epoch(1, 12.0), 3).state.before.epoch_s is None
 
 
 @pytest.mark.parametrize(
