@@ -33,7 +33,7 @@ from dis import opname
 from functools import cache, lru_cache, partial
 from itertools import chain
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -207,8 +207,9 @@ class Watch:
         self._random = random.Random()  # the user's numbers stay as they are
         self._timer: _Timer | None = None
         self._thread: threading.Thread | None = None
-        self._schedstat, self._clock = _said_of(self._task, "schedstat"), time.pthread_getcpuclockid(self._whom)
-        self._feeder: BinaryIO | None = None
+        self._clock = time.pthread_getcpuclockid(self._whom)
+        self._schedstat = self._feeder = -1
+        """Descriptors: of the loading thread's file, and of that of the thread of its queue. -1: there is none yet."""
         self._entered_s: tuple[float, float] | None = None
         self._made, self._num_starts = time.monotonic(), 0
 
@@ -225,7 +226,7 @@ class Watch:
             self._count(time.monotonic() - begun_s, self._ran_s() - ran_s)
 
     def start(self) -> None:
-        self._timer = _Timer()
+        self._schedstat, self._timer = _said_of(self._task, "schedstat"), _Timer()
         if not self._in_training:
             self._timer.go_on(self._every_s())
         _mind_forks()
@@ -247,6 +248,9 @@ class Watch:
         if timer is not None:
             timer.delete()
         self.pause()
+        for descriptor in filter(lambda each: each >= 0, (self._schedstat, self._feeder)):
+            os.close(descriptor)
+        self._schedstat = self._feeder = -1
 
     def pause(self) -> None:
         """The thread is gone afterwards, also for the system, which Python 3.12 asks at a fork."""
@@ -260,9 +264,13 @@ class Watch:
 
     def _run(self) -> None:
         timer = self._timer
-        with suppress(Exception), _said_of(self._task, "syscall") as call:
-            if timer is not None:
-                self._look(timer, call.fileno())
+        with suppress(Exception):
+            call = _said_of(self._task, "syscall")
+            try:
+                if timer is not None:
+                    self._look(timer, call)
+            finally:
+                os.close(call)
         with suppress(Exception):
             self._looks.write(self._slot, self._found)
 
@@ -328,14 +336,14 @@ class Watch:
 
     def _ran_s(self) -> float:
         """Seconds in which the loading thread ran or was ready to."""
-        return sum(_seconds(self._schedstat.fileno())) or time.clock_gettime(self._clock)
+        return sum(_seconds(self._schedstat)) or time.clock_gettime(self._clock)
 
     def _handed_s(self) -> float:
         """Seconds in which the thread of the worker's queue ran. 0: there is none yet."""
-        if self._feeder is None and not self._in_training:
+        if self._feeder < 0 and not self._in_training:
             feeders = (each.native_id for each in threading.enumerate() if each.name == private.FEEDER)
-            self._feeder = next((_said_of(each, "schedstat") for each in feeders if each), None)
-        return 0.0 if self._feeder is None else sum(_seconds(self._feeder.fileno())[:1])
+            self._feeder = next((_said_of(each, "schedstat") for each in feeders if each), -1)
+        return sum(_seconds(self._feeder)[:1])
 
 
 class _SignalEvent(ctypes.Structure):
@@ -423,10 +431,11 @@ def _noting_what_is_asked() -> Any:
     return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(note)
 
 
-def _said_of(thread: int, name: str) -> BinaryIO:
-    """What the kernel says of a thread; nothing where it does not."""
+def _said_of(thread: int, name: str) -> int:
+    """The descriptor of what the kernel says of a thread; of nothing where it does not. Python warns of a file that is
+    not closed in a process that was forked."""
     path = f"/proc/self/task/{thread}/{name}"
-    return open(path if os.path.exists(path) else os.devnull, "rb")
+    return os.open(path if os.path.exists(path) else os.devnull, os.O_RDONLY)
 
 
 def _seconds(schedstat: int) -> list[float]:
