@@ -169,7 +169,7 @@ def _steps_text(account: Account) -> str:
     line = re.match(r"(collate_fn: )?\S+\.py:\d+(?= )", first.name)
     which, follows = line[0] if line else first.text, ""
     if (first.waits or 0.0) > 0.5:
-        follows = f"; {which} mostly waits, so more workers help, or a faster disk, network or whatever it waits for"
+        follows = f"; {which} mostly waits: more workers help if what it waits for serves several at once"
     elif account.bottleneck == "cores":
         follows = f"; the CPU cores have no time for more, so make {which} cheaper"
     return f"loading spends {import_module('loadtune.records.loading').steps_text(account.steps)}{follows}"

@@ -7,7 +7,7 @@ from loadtune.units import percent_text, plain
 
 KEPT_STEPS = 8
 """Of a loader, the largest."""
-_SHOWN, _WAITING, _WIDTH = 3, 0.2, 70
+_SHOWN, _LEAST, _WAITING, _WIDTH = 3, 0.01, 0.2, 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class LoadingStep:
     """A line of the user's code with the library function that it calls, ``train.py:90 row.drop("label")
     [DataFrame.drop]``; or the object of a library, ``RandomResizedCrop``. At most 200 characters."""
     share: float
-    """Of the time that loading takes, 0 to 1, the mean over workers."""
+    """Of the time that loading takes, 0 to 1, of all workers together."""
     waits: float | None
     """Share of the step's own time in which it waits, as for a file, a network or a lock, 0 to 1. None: the system does
     not say."""
@@ -34,7 +34,7 @@ def steps_text(steps: Sequence[LoadingStep]) -> str:
     """``52% of its time in RandomResizedCrop, 27% in train.py:31 Image.open(path) (80% of that waiting),
     8% in ToTensor``: the largest. There is one at least."""
     named = list[str]()
-    for step in steps[:_SHOWN]:
+    for step in [each for each in steps[:_SHOWN] if each is steps[0] or each.share >= _LEAST]:
         waits = f" ({percent_text(step.waits)} of that waiting)" if (step.waits or 0.0) > _WAITING else ""
         named.append(f"{percent_text(step.share)}{'' if named else ' of its time'} in {step.text}{waits}")
     return ", ".join(named)

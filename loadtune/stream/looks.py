@@ -10,7 +10,7 @@ whether it waits, and for how long it ran in all, by which the two are put toget
 
 **Operators**, as in ``image / 255``, are not followed by a look for signals: their time counts for the next call. Where
 the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
-time is moved.
+time is moved. It asks by a signal that is not sent, so that no system call ends.
 
 **How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 1% of a core.
 Notes cost less: 2.5 for each look.
@@ -122,7 +122,7 @@ class Looks(SharedMemory):
         """
         slot, in_training = 0 if row_number is None else 1 + row_number, row_number is None
         watch = Watch(self, slot, dataset, collate_fn, in_training=in_training)
-        with suppress(Exception):  # the system may give no timer, no pipe or no more threads
+        with suppress(Exception):  # the system may give no timer, or no more threads
             if _may_look():
                 watch.start()
         return watch
@@ -214,8 +214,8 @@ class Watch:
         self._made, self._num_starts = time.monotonic(), 0
 
     def __enter__(self) -> None:
-        """The training process loads from now on."""
-        if self._timer is not None:
+        """The training process loads from now on. In another thread than the first one's nothing is seen."""
+        if self._timer is not None and threading.get_ident() == self._whom:
             self._entered_s = time.monotonic(), self._ran_s()
             self._timer.go_on(self._every_s())
 
@@ -238,9 +238,14 @@ class Watch:
             self._num_starts += 1
             self._ends = threading.Lock()
             self._ends.acquire()
-            self._thread = threading.Thread(target=self._run, name="loadtune-looks", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="loadtune-looks", daemon=True)
+            thread.start()
+            self._thread = thread
             _watches.add(self)
+
+    def forget(self) -> None:
+        """In a process that was forked: it is not looked at."""
+        self._timer = None
 
     def stop(self) -> None:
         _watches.discard(self)
@@ -290,11 +295,10 @@ class Watch:
             if not is_over and (self._entered_s is not None or not self._in_training):
                 self._look_once(timer, _words(syscall), runtime)
             while timer.seen:
-                places, number, instead_of = timer.seen.popleft()
-                if instead_of is None:
-                    self._saw(places, (number, 0))
-                elif (counted := self._path_of(places)) != (path := self._path_of(instead_of)):
-                    self._found.moves[path, counted] += 1
+                places, number, asked = timer.seen.popleft()
+                self._saw(places, (number, 0))
+                counted = self._path_of(places)
+                self._found.moves.update((path, counted) for path in map(self._path_of, asked) if path != counted)
             before, ran_before_s, handed_before_s = then, ran_s, handed_s
             then, ran_s, handed_s = time.monotonic(), self._ran_s(), self._handed_s()
             if not self._in_training:
@@ -367,14 +371,13 @@ class _Timer:
         event = _SignalEvent(signal=_SIGNAL, notify=self._THREAD_ID, thread=threading.get_native_id())
         if _libc().timer_create(self._clock, ctypes.byref(event), ctypes.byref(self._id)):
             raise OSError("The system gives no timer.")
-        self.seen = deque[tuple[Places, int, Places | None]](maxlen=_MOST_NOTED)
-        """Where it noted; how often the timer had expired; and where the thread was when it was asked to note, or None:
-        it was not."""
-        self._asked = deque[Places](maxlen=_MOST_NOTED)
+        self.seen = deque[tuple[Places, int, list[Places]]](maxlen=_MOST_NOTED)
+        """Where it noted; how often the timer had expired; and where the thread was each time it was asked to note."""
+        self._asked, self._is_over = list[Places](), False
         self._every_s = self._due_s = self._left_s = 0.0
 
     def go_on(self, every_s: float) -> None:
-        if not _is_ours_or_free():
+        if self._is_over or not _is_ours_or_free():
             return
         if _Timer._noting is not self:
             signal.signal(_SIGNAL, self._note)
@@ -385,19 +388,23 @@ class _Timer:
         self._set(every_s, first_s)
 
     def _note(self, _: int, frame: FrameType | None) -> None:
-        """During a call that is long it has expired several times."""
-        if sys.gettrace() is not None or sys.getprofile() is not None:  # set by the user meanwhile
+        """During a call that is long it has expired several times. What is raised in here is raised by signal handlers
+        of the user's, and reaches their code."""
+        if sys.gettrace() is not None or sys.getprofile() is not None or _wakes_others():  # set by the user meanwhile
+            self._is_over = True
             self._set(0.0, 0.0)
             return
-        with suppress(Exception):
-            number = 1 + int(max(0.0, time.clock_gettime(self._clock) - self._due_s) / self._every_s)
+        late_s, number = time.clock_gettime(self._clock) - self._due_s, 0
+        if late_s >= 0:
+            number = 1 + int(late_s / self._every_s)
             self._due_s += number * self._every_s
-            self.seen.append((places_of(frame), number, None))
+        asked, self._asked = self._asked, []
+        self.seen.append((places_of(frame), number, asked))
 
     def ask(self, places: Places) -> None:
-        """The thread notes where it is when it looks for signals next."""
+        """The thread notes where it is when it looks for signals next. None is sent."""
         self._asked.append(places)
-        ctypes.pythonapi.Py_AddPendingCall(_noting_what_is_asked(), None)
+        ctypes.pythonapi.PyErr_SetInterruptEx(int(_SIGNAL))
 
     def pause(self) -> None:
         self._set(0.0, 0.0)
@@ -411,24 +418,10 @@ class _Timer:
 
     def delete(self) -> None:
         _libc().timer_delete(self._id)
-        if _Timer._noting is self:
+        if _Timer._noting is self and threading.current_thread() is threading.main_thread():
             if _is_ours_or_free():
                 signal.signal(_SIGNAL, signal.SIG_DFL)
             _Timer._noting = None
-
-
-@cache
-def _noting_what_is_asked() -> Any:
-    def note(_: object) -> int:
-        frame: Any = sys._getframe(1)
-        timer: Any = _Timer._noting
-        with suppress(Exception):
-            while frame.f_code is _Timer._note.__code__:
-                frame = frame.f_back
-            timer.seen.append((places_of(frame), 0, timer._asked.popleft()))
-        return 0
-
-    return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(note)
 
 
 def _said_of(thread: int, name: str) -> int:
@@ -456,12 +449,14 @@ def _libc() -> ctypes.PyDLL:
 
 
 def _may_look() -> bool:
-    """Whether nobody traces or profiles this process, or uses the signal."""
+    """Whether nobody traces or profiles this process, uses the signal, or is woken by signals, as asyncio."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
     set_by_user = (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile())
     tools: Any = getattr(sys, "monitoring", None)  # Python 3.12
     has_tool = tools is not None and any(map(tools.get_tool, range(6)))
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and set_by_user == (None,) * 4 and not has_tool and _is_ours_or_free()
+    is_free = _is_ours_or_free() and (_Timer._noting is not None or not _is_caught_in_c())
+    return set_by_user == (None,) * 4 and not has_tool and is_free and not _wakes_others()
 
 
 def _is_ours_or_free() -> bool:
@@ -470,7 +465,22 @@ def _is_ours_or_free() -> bool:
     return handler == (signal.SIG_DFL if noting is None else noting._note)
 
 
+def _is_caught_in_c() -> bool:
+    with open("/proc/self/status") as lines:
+        caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (_SIGNAL - 1) & 1)
+
+
+def _wakes_others() -> bool:
+    """Whether each signal is written to a descriptor of the user's."""
+    if (descriptor := signal.set_wakeup_fd(-1)) == -1:
+        return False
+    signal.set_wakeup_fd(descriptor)
+    return True
+
+
 _watches = set[Watch]()
+_forks = threading.RLock()
 _minds_forks = False
 
 
@@ -478,12 +488,27 @@ def _mind_forks() -> None:
     """No process forks while the thread runs: Python 3.12 warns of that."""
     global _minds_forks
     if not _minds_forks:
-        before, after = partial(_for_all, Watch.pause), partial(_for_all, Watch.go_on)
-        os.register_at_fork(before=before, after_in_parent=after, after_in_child=_watches.clear)
+        os.register_at_fork(before=_pause, after_in_parent=_go_on, after_in_child=_forget)
         _minds_forks = True
 
 
-def _for_all(act: Any) -> None:
+def _pause() -> None:
+    _forks.acquire()
+    _for_all(Watch.pause)
+
+
+def _go_on() -> None:
+    _for_all(Watch.go_on)
+    _forks.release()
+
+
+def _forget() -> None:
+    _for_all(Watch.forget)
+    _watches.clear()
+    _forks.release()
+
+
+def _for_all(act: Callable[[Watch], None]) -> None:
     for watch in list(_watches):
         with suppress(Exception):
             act(watch)

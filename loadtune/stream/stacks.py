@@ -230,12 +230,13 @@ def _called(place: Place) -> str:
 @cache
 def _qualified(place: Place) -> str:
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
+        names: dict[str, Any] = {}
+        with suppress(AttributeError):  # of the object itself: a lazy module would be imported
+            names = object.__getattribute__(module, "__dict__")
         if names.get("__file__") != place.file:
             continue
-        for kind in [
-            each for each in names.values() if isinstance(each, type) and each.__module__ == names["__name__"]
-        ]:
+        kinds = [each for each in names.values() if issubclass(type(each), type)]
+        for kind in [each for each in kinds if vars(each).get("__module__") == names["__name__"]]:
             for function in _methods(kind).get(place.file, ()):
                 if _is_within(function.__code__, place):
                     owner = function.__qualname__.rpartition(".")[0]

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -431,6 +432,57 @@ def test_a_user_who_takes_the_signal_keeps_it():
     assert not [at for at in caught if at > taken]
     assert signal.signal(signal.SIGURG, signal.SIG_DFL).__name__ == "<lambda>"
     assert before.__name__ == "_note"
+
+
+def test_a_loader_that_another_thread_or_a_forked_child_reads_gives_the_same():
+    """Signals are set in the main thread alone, and a child has neither the timer nor the thread."""
+    batches, found = SwitchingIterator(DataLoader(Numbers(), batch_size=10), looks=Looks()), []
+    found += next(batches).tolist()
+    if (child := os.fork()) == 0:
+        os._exit(len(list(batches)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    other = threading.Thread(target=lambda: found.extend(number for batch in batches for number in batch.tolist()))
+    other.start()
+    other.join(30)
+    assert found == list(range(100))
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_who_is_woken_by_signals_is_left_alone():
+    """As asyncio, whose descriptor would be filled."""
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
+    writing.setblocking(False)
+    watch = Looks().watch(0, None, None)
+    signal.set_wakeup_fd(writing.fileno())
+    spin(0.5)
+    assert Looks().watch(1, None, None)._timer is None
+    assert signal.set_wakeup_fd(-1) == writing.fileno()
+    watch.stop()
+    assert len(reading.recv(100)) == 1, "the first one is noticed"
+
+
+def test_what_a_signal_handler_of_the_users_raises_meanwhile_reaches_their_code(monkeypatch):
+    def interrupt(_):
+        raise TimeoutError
+
+    watch = Looks().watch(0, None, None)
+    monkeypatch.setattr(module, "places_of", interrupt)
+    with pytest.raises(TimeoutError):
+        note_here(watch)
+    watch.stop()
+
+
+def note_here(watch):
+    watch._timer.ask(())
+    spin(0.1)
 
 
 class Frees:
