@@ -12,8 +12,8 @@ whether it waits, and for how long it ran in all, by which the two are put toget
 the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
 time is moved. It asks by a signal that is not sent, so that no system call ends.
 
-**How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 1% of a core.
-Notes cost less: 2.5 for each look.
+**How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 0.5% of a
+core. Notes cost less: 2.5 for each look.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ from loadtune.stream.sample_table import NUM_ROWS, SharedMemory
 from loadtune.stream.stacks import Path, Places, path_of, places_of
 
 _OFTEN_PER_S, _SELDOM_PER_S, _NUM_OFTEN, _NOTES_A_LOOK = 20.0, 1.0, 200, 2.5
-_MOST_OF_CORE = 0.01
+_MOST_OF_CORE = 0.005
 _FEWEST = 40
 """Looks at loading from which on steps are told: a share of 50% is then within 8 points in two of three cases."""
 _MOST_A_LOOK_S = 0.005
