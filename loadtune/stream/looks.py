@@ -475,7 +475,8 @@ def _wakes_others() -> bool:
     """Whether each signal is written to a descriptor of the user's."""
     if (descriptor := signal.set_wakeup_fd(-1)) == -1:
         return False
-    signal.set_wakeup_fd(descriptor)
+    with suppress(OSError, ValueError):  # the user has closed it
+        signal.set_wakeup_fd(descriptor)
     return True
 
 
