@@ -10,7 +10,7 @@ whether it waits, and for how long it ran in all, by which the two are put toget
 
 **Operators**, as in ``image / 255``, are not followed by a look for signals: their time counts for the next call. Where
 the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
-time is moved. It asks by a signal that is not sent, so that no system call ends.
+time is moved. For that Python is told of a signal that is not sent, so no system call ends.
 
 **How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 0.5% of a
 core. Notes cost less: 2.5 for each look.
@@ -402,7 +402,7 @@ class _Timer:
         self.seen.append((places_of(frame), number, asked))
 
     def ask(self, places: Places) -> None:
-        """The thread notes where it is when it looks for signals next. None is sent."""
+        """The thread notes where it is when it looks for signals next, as if one had come: none is sent."""
         self._asked.append(places)
         ctypes.pythonapi.PyErr_SetInterruptEx(int(_SIGNAL))
 
