@@ -166,12 +166,11 @@ class Run:
         self.journal.tell()
         max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
         try:
-            outcome = self.run_trial(config, Segment(config.loader, max_s, limit_s))
+            return self.run_trial(config, Segment(config.loader, max_s, limit_s))
         except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
             if isinstance(error, OutOfTimeError) or not config.remedies:
                 raise
             return TrialFailure(kind="user_error", phase="training", message=str(error))
-        return outcome
 
     def run_trial(self, config: TrialConfig, segment: Segment) -> Measurement | TrialFailure:
         """Time `config` until `segment` has seen enough, or the loss is no longer finite."""
