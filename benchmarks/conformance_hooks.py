@@ -92,7 +92,7 @@ def force(module):
             self, random.Random(zlib.crc32(f"{os.environ['CONFORMANCE_SEED']} {name}".encode()))
         )
         is_alone = self.is_stream or self.account.state == "left alone"
-        if is_alone or not self.num_delivered or iterator._coming or chance.random() > CHANCE:
+        if is_alone or not self.num_delivered or iterator.is_switching or chance.random() > CHANCE:
             return
         self.shared.trying = None
         note("switches", "forced", name)
@@ -106,7 +106,7 @@ def force(module):
                 Action(state=replace(self.state, stage="starting", target=number), do="switch", num_workers=number)
             )
         until_s = time.monotonic() + READY_S
-        while iterator._coming and time.monotonic() < until_s:
+        while iterator.is_switching and time.monotonic() < until_s:
             iterator._advance()
             time.sleep(0.001)
 

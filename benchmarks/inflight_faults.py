@@ -23,11 +23,10 @@ from pathlib import Path
 
 import torch
 import torch.utils.data.dataloader as torchs
+from switched import Switched
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from loadtune.inflight import files, hook, iterator, readings, tuner, words
-from loadtune.inflight.account import Account
-from loadtune.inflight.environment import Options
+from loadtune.inflight import hook, iterator, readings, tuner, words
 from loadtune.stream import pool
 
 BATCHES, SIZE, AT, OTHERS = 24, 4, 4, 3
@@ -314,12 +313,6 @@ def tuner_fails_without_workers_in(job, place):
     job.loop(job.loader(num_workers=0))
 
 
-@fault
-def result_cannot_be_read(job):
-    job.patched(hook, "_options", Options(replay="/no/such/file"))
-    job.loop(job.loader())
-
-
 # The loop and its data
 
 
@@ -547,7 +540,7 @@ def pinning_fails(job):
     job.loop(job.loader(pin_memory=True))
 
 
-def run(name, log_path, tuned, replay):
+def run(name, log_path, tuned):
     """In a process of its own: what the script of a user would do."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
@@ -555,8 +548,9 @@ def run(name, log_path, tuned, replay):
     job = Job(log_path.open("w"), tuned)
     sys.stderr = log_path.with_suffix(".err").open("w")
     if tuned:
-        hook._options = Options(replay=replay)
         hook.install()
+        iterator.Tuner = Switched
+        Switched.switches = {(0, AT): OTHERS}
         iterator._place = lambda frame: "loop"
         pool.HANG_S = pool.READY_LIMIT_S = 0.7
     FAULTS[name](job)
@@ -567,7 +561,7 @@ def outcome(name, folder, tuned):
     log = folder / f"{name}-{tuned}.log"
     pid = os.fork()
     if pid == 0:
-        raise Child(name, log, tuned, str(folder / files.RESULT_FILE))
+        raise Child(name, log, tuned)
     deadline, status = time.monotonic() + LIMIT_S, None
     while time.monotonic() < deadline and status is None:
         ended, raw = os.waitpid(pid, os.WNOHANG)
@@ -585,8 +579,6 @@ class Child(Exception):
 
 def main(names):
     folder = Path(tempfile.mkdtemp())  # no context manager, which a child would leave, too
-    switch = {"epoch": 0, "batch": AT, "num_workers": OTHERS}
-    files.write([Account(name="Rows at loop", own_workers=1, num_workers=1, switches=[switch])], folder)
     alone = {}
     gc.freeze()  # else each child's first collection copies all that was imported
     for each_name in names:

@@ -1,6 +1,7 @@
 """A training as somebody would write it, in one mode after another: ``inflight_modes.py FOLDER NUM_WORKERS MODE ...``.
 
-Each of several modes runs in a process that is forked once torch is imported, and ends as a script does.
+Each of several modes runs in a process that is forked once torch is imported, and ends as a script does. Where
+``$OTHER_WORKERS`` is set, loaders that are tuned switch to so many at batch 4.
 """
 
 import gc
@@ -120,6 +121,13 @@ def begin(modes):
 
 
 if __name__ == "__main__":
+    if "OTHER_WORKERS" in os.environ:
+        from switched import Switched
+
+        from loadtune.inflight import iterator
+
+        iterator.Tuner = Switched
+        Switched.switches = {(0, 4): int(os.environ["OTHER_WORKERS"])}
     MODE = sys.argv[3] if len(sys.argv) == 4 else begin(sys.argv[3:])
     if MODE is not None:
         MODES[MODE]()

@@ -97,7 +97,7 @@ def probe(order: Order, say: Say) -> dict[str, object]:
     """The ceiling that loadtune finds, asked for as its controller does."""
     from loadtune.records.config import WorkloadSpec
     from loadtune.records.facts import Device
-    from loadtune.training import TrainingClient
+    from loadtune.training.client import TrainingClient
 
     cell = cell_named(order["cell"])
     spec = WorkloadSpec(

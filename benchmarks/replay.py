@@ -106,12 +106,10 @@ def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, 
     search, number = search_on(played), 0
     while number < most and isinstance(asked := search.next(), Next):
         drawn = chance.choice(played.rates[asked.config])
-        search.trials.append(
-            Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn, predicted=asked.predicted)
-        )
+        search.trials.append(Trial(number=number, config=asked.config, measurement=drawn, predicted=asked.predicted))
         number += 1
     ranked = search.ranked()
-    return number, list(dict.fromkeys(each for each in (*ranked[:2], search.highest(), search.smallest()) if each))
+    return number, list(dict.fromkeys(each for each in (*ranked[:2], search.highest(), search.roomiest()) if each))
 
 
 def by_sampler(
@@ -188,7 +186,7 @@ def unseen(played: Played, replays: int) -> tuple[float, float]:
                 break
             drawn = chance.choice(played.rates[asked.config])
             tried.append((asked.config, drawn))
-            search.trials.append(Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn))
+            search.trials.append(Trial(number=number, config=asked.config, measurement=drawn))
         left = [config for config in played.rates if config not in dict(tried)]
         model = ThroughputModel(search.job, segments_of(tried, search.job))
         found, truth = model.predict(points_at(left, search.job)), np.log([played.true_rate(c) for c in left])

@@ -36,7 +36,7 @@ from loadtune.records.telemetry import Telemetry
 from loadtune.run.measure import Run, Segment
 from loadtune.run.state import State
 from loadtune.search.space import SearchSpace
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 
 SIZES = (16, 64, 256, 1024)
 """Batch sizes of the compute curve, where they fit; a larger one where the search goes beyond 4 times the last."""

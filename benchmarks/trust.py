@@ -321,7 +321,7 @@ def readers(folder):
     from loadtune.host import cgroup, gpu, nvml
     from loadtune.host.cpu import read_cpu_name
     from loadtune.inflight import account, environment, files
-    from loadtune.options import TABLE, check, memory_of, parsed, share_of, with_settings
+    from loadtune.options import TABLE, check, memory_of, parsed, with_settings
     from loadtune.records.config import TuneConfig
     from loadtune.report.forms import FORMS, export
     from loadtune.report.store import as_json, load_result, read_record
@@ -342,7 +342,7 @@ def readers(folder):
         "version": "0",
     }
     loader = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=3, load_s=0.1, cpu_s=0.1)
-    files.write([loader], folder, machine="CPU", ranks=1)
+    files.write([loader], folder)
     flight = (folder / files.RESULT_FILE).read_bytes()
 
     def from_file(read, name="given.json"):
@@ -416,16 +416,13 @@ def readers(folder):
     ]
     words = [b"8", b"24GiB", b"5%", b"num_workers=4,pin_memory=true", b"train.py:make", b"cuda:1", b"fp16,bf16", b"0.5"]
     read_run = from_file(lambda path: read_record(path, Resumable, "run", or_else="run again"))
-    unknown = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=1)
     return [
         ("result.json", [stored, small, small], from_file(result), ResultError),
         ("run.json", [json.dumps(kept).encode()], read_run, ResultError),
         ("options", words, option, LoadtuneError),
         ("sizes", words, lambda c: memory_of("--memory", c.decode(errors="replace")), LoadtuneError),
-        ("shares", words, lambda c: share_of("--tolerance", c.decode(errors="replace")), LoadtuneError),
         ("inflight.json", [flight], from_file(files.read), ValueError),
-        ("$LOADTUNE_CACHE", [flight], from_file(lambda path: files.read_learnt(path, unknown)), ()),
-        ("learnt table", [flight], from_file(lambda path: files.learnt_rows(path.parent)), ()),
+        ("$LOADTUNE_CACHE", [flight], from_file(files.read_learnt), ()),
         ("/proc and cgroups", seeds, system, ()),
         ("launcher", [b"3", b"2(x3),1", b"16"], launcher, ()),
         ("NVML", [np.random.default_rng(0).bytes(12) for _ in range(20)], driver, ()),

@@ -95,23 +95,28 @@ def jpegs() -> Any:
     """Files decoded, augmented and normalized as ImageNet's usually are."""
     from torchvision import transforms
 
-    return _image_folder(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+    return image_folder(_augmented(transforms.ToTensor(), transforms.Normalize(MEAN, STD)))
 
 
 def jpeg_bytes() -> Any:
     """The same as uint8 tensors; the model makes floats of them."""
     from torchvision import transforms
 
-    return _image_folder(transforms.PILToTensor())
+    return image_folder(_augmented(transforms.PILToTensor()))
 
 
-def _image_folder(*ending: Any) -> Any:
+def _augmented(*ending: Any) -> Any:
     from torchvision import transforms
-    from torchvision.datasets import ImageFolder
 
     side = 64 if os.environ[SMALL] else 224
-    augment = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
-    return ImageFolder(str(Path(os.environ[JPEGS]) / "all"), transforms.Compose([*augment, *ending]))
+    return transforms.Compose([transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), *ending])
+
+
+def image_folder(transform: Any, **reading: Any) -> Any:
+    """Of the files that `spec_of` made."""
+    from torchvision.datasets import ImageFolder
+
+    return ImageFolder(str(Path(os.environ[JPEGS]) / "all"), transform, **reading)
 
 
 def erased() -> Any:

@@ -19,7 +19,6 @@ from loadtune.inflight.loader import DataLoader as DataLoader
 from loadtune.objects import Job as Job
 from loadtune.records.memory import MemoryCeiling as MemoryCeiling
 from loadtune.records.result import TuningResult as TuningResult
-from loadtune.report.compare import compare as compare
 from loadtune.report.forms import export as export
 from loadtune.report.store import load_result as load_result
 from loadtune.tuner import find_batch_size as find_batch_size

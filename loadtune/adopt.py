@@ -1,4 +1,4 @@
-"""The confirmed winner of a result, as arguments for a training script, as a new DataLoader, or in words.
+"""The confirmed winner of a result, as arguments for a training script or as a new DataLoader.
 
 Apart from the report: it compares this machine with the result's.
 """
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
 from loadtune.objects import is_loader
-from loadtune.options import in_python
 from loadtune.records.answer import handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
-from loadtune.report.terminal_answer import terminal_answer
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -66,11 +64,6 @@ def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: b
         )
         warnings.warn(message, UserWarning, stacklevel=3)  # the line that called the public method
     return parts.make(config.loader)
-
-
-def answer_text(result: TuningResult) -> str:
-    """What ``print`` shows of a result."""
-    return in_python("\n".join(terminal_answer(result)))
 
 
 def _best_config(

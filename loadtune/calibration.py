@@ -1,8 +1,5 @@
 """Before the search: the workload is built, and each precision calibrated: recipe, memory ceiling, compute curve. After
-it: the ceiling of the best precision is verified.
-
-A run that was cut short continues. A study never mixes machines, versions, workloads or search spaces: a difference is
-named, and nothing is measured.
+it: the ceiling of the best precision is verified. And a run that was cut short continues, where nothing is different.
 """
 
 from collections.abc import Mapping
@@ -15,10 +12,9 @@ from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.limits.recipe import LARGE, Recipes
 from loadtune.records.answer import LAST_SHARE
 from loadtune.records.config import Precision
-from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
 from loadtune.records.memory import MemoryCeiling
-from loadtune.report.machine import others_text
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.run.budget import FINAL_SHARE, SEARCH_SHARE
@@ -61,12 +57,20 @@ def start(run: Run) -> WorkloadFacts:
 def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]:
     """Per precision: the recipe, chosen at a moderate batch, then two sizes that give memory line and compute curve.
     Returns the probes, so that verifying a ceiling goes on from there; after a resumption none."""
-    if run.state.compute_points:
+    state, budget, journal = run.state, run.budget, run.journal
+    if state.compute_points:
         return {}
-    with run.journal.stage("calibrate"):
-        _choose_recipes(run, facts)
-        probes = {each.chosen.precision: _bound_batches(run, facts, each.point) for each in run.state.recipes}
-        run.journal.save()
+    with journal.stage("calibrate"):
+        until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
+        recipes = Recipes(training=run.training, facts=facts, config=state.config)
+        recipes.spare_s = lambda: until_s - budget.clock()
+        recipes.choose()
+        state.recipes = tuple(recipes.choices)
+        journal.note(*recipes.notes)
+        for choice in state.recipes:
+            journal.tell(recipe_line(choice))
+        probes = {each.chosen.precision: _bound_batches(run, facts, each.point) for each in state.recipes}
+        journal.save()
     return probes
 
 
@@ -93,18 +97,6 @@ def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
     )
 
 
-def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
-    """Choose memory format and optimizer for each precision."""
-    config, budget = run.state.config, run.budget
-    until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
-    recipes = Recipes(training=run.training, facts=facts, config=config, spare_s=lambda: until_s - budget.clock())
-    recipes.choose()
-    run.state.recipes = tuple(recipes.choices)
-    run.journal.note(*recipes.notes)
-    for choice in recipes.choices:
-        run.journal.tell(recipe_line(choice))
-
-
 def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     """Find the memory ceiling of a recipe: predicted; verified where the user named a size that is above the safe one.
     And the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe ran."""
@@ -112,7 +104,7 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> Memor
     found = probe.bound()
     if max(state.config.named_batch_sizes, default=0) > found.safe_batch_size:
         found = probe.verify()
-    state.ceilings.append(described(found, facts, state.host, state.device))
+    state.ceilings.append(replace(found, capacity_bytes=facts.memory_capacity_bytes))
     journal.tell(_ceiling_line(found, state.device))
     ended_s, curve = run.budget.clock(), [point]
     for report in found.probes:
@@ -138,12 +130,9 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mapping[Precision, MemoryProbe]) -> None:
-    """Verify the ceiling of the precision that the search found fastest: run its sizes, and replace it.
-
-    Left out where the ceiling is verified, where the size about to win is no larger than one that the probe ran, where
-    finalists ran before an interruption, and where time is short. A size that fails is data. The predicted ceiling
-    stays where the probe itself fails.
-    """
+    """Verify the ceiling of the precision that the search found fastest: run its sizes, and replace it. Left out where
+    the size about to win is no larger than one that the probe ran, where finalists ran before an interruption, and
+    where time is short. The predicted ceiling stays where the probe itself fails."""
     state, journal = run.state, run.journal
     ranked = [] if state.confirmed else search.ranked()
     precision = ranked[0].precision if ranked else None
@@ -160,24 +149,13 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mappin
         choice = next(each for each in state.recipes if each.chosen.precision == precision)
         probe = probes.get(predicted.precision) or _probe(run, facts, choice.point)
         try:
-            ceiling = described(probe.verify(), facts, state.host, state.device)
+            ceiling = replace(probe.verify(), capacity_bytes=facts.memory_capacity_bytes)
         except (WorkloadError, TrainingError) as error:
             journal.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
             return
         state.ceilings[state.ceilings.index(predicted)] = ceiling
         journal.save()
         journal.tell(_ceiling_line(ceiling, state.device))
-
-
-def described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
-    """With the device's memory, and who shared it before the training process used it."""
-    gpu = next((gpu for gpu in host_before.gpus if gpu.uuid == device.uuid), None)
-    return replace(
-        ceiling,
-        capacity_bytes=facts.memory_capacity_bytes,
-        others_bytes=None if gpu is None else gpu.others_bytes,
-        others=() if gpu is None else others_text(gpu),
-    )
 
 
 def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
@@ -195,13 +173,9 @@ _MAY_DIFFER = ("num_trials", "time_budget_s", "out", "device", "remedies")
 """Of a TuneConfig: how long, where to, and what is tried on the answer; the device is compared as it was chosen."""
 
 _OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "num_listed_cores", "torch", "cuda")
-"""Not the hostname, which is another with each start of a container; RAM, Python and driver are compared apart."""
+"""Not the hostname, which is another with each start of a container; Python and driver are compared apart."""
 
 _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
-
-_SAME_RAM = 0.05
-"""Share by which the RAM of one machine may shrink: a kernel keeps a little for itself, another one a little more.
-Virtual machines grow, 31 GiB to 256 was seen."""
 
 _RESUMED = "This run was resumed"
 
@@ -213,10 +187,7 @@ def restore(run: Run) -> None:
     kept = read_run(folder)
     if kept.ended:
         raise ResultError(f"The run in {folder} went to its end, so nothing is left of it to resume. Run again.")
-    ram = [each.host.ram_total_bytes for each in (kept, state)]
-    is_less = ram[0] - ram[1] > _SAME_RAM * ram[0]
-    less = f"the RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}" if is_less else None
-    _refuse_unlike(_identity(kept, kept.facts), _identity(state, kept.facts), less)
+    _refuse_unlike(_identity(kept, kept.facts), _identity(state, kept.facts))
     for each in fields(Resumable):
         if each.kw_only:  # the others are of this part
             setattr(state, each.name, getattr(kept, each.name))
@@ -259,7 +230,7 @@ def _identity(run: Resumable, facts: WorkloadFacts | None) -> dict[str, object]:
     }
 
 
-def _refuse_unlike(then: Mapping[str, object], now: Mapping[str, object], other: str | None) -> None:
+def _refuse_unlike(then: Mapping[str, object], now: Mapping[str, object], other: str | None = None) -> None:
     """Raise ResultError where something is not the same, or where there is an ``other`` difference."""
     unlike = [f"{name} was {then[name]!r} and is {value!r}" for name, value in now.items() if then[name] != value]
     if differences := [*unlike, *([other] if other else [])]:

@@ -16,7 +16,7 @@ from loadtune.__main__ import main as main
 from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
-from loadtune.cli_results import compare, export, report
+from loadtune.cli_results import export, report
 from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
 from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import TuneConfig
@@ -167,7 +167,7 @@ def doctor(
     show([Table(columns=("", ""), rows=rows)], {"host": facts, "device": device, "telemetry": telemetry}, json=json)
 
 
-for _command in (memory, report, export, compare):
+for _command in (memory, report, export):
     app.command(cls=PanelCommand)(_command)
 _theirs = {"allow_interspersed_args": False, "ignore_unknown_options": True}  # so that exec_ can say what has them
 exec_.__annotations__ = get_type_hints(exec_, globals(), include_extras=True)

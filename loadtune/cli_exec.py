@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
+from loadtune.inflight import files, words
+from loadtune.inflight.account import Account
+from loadtune.inflight.environment import EXEC_VARIABLE, Options
 
 if TYPE_CHECKING:
     import typer
 
     from loadtune.cli_options import Verbose
-    from loadtune.inflight.environment import Options
 
 _INJECTED = Path(__file__).parent / "inflight" / "inject"
 _FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
@@ -49,9 +51,9 @@ def exec_(
             help="End the script with exit code 0 once the number of workers is found. Batch sizes are not tried.",
         ),
     ] = False,
-    replay: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Change workers when and as an inflight.json records.")
-    ] = None,
+    no_advice: Annotated[
+        bool, typer.Option("--no-advice", help="Try no changes of your code in a process beside the training.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Tune DataLoader workers while a script trains.
@@ -66,28 +68,10 @@ def exec_(
       loadtune exec --dry-run -- python -m mypackage.train
       loadtune exec --until-tuned -- python train.py
       loadtune exec --out tuned --max-workers 8 -- python train.py
-      loadtune exec --replay tuned/inflight.json -- python train.py
     """
     with told_plainly(verbose):
-        from loadtune.inflight import files
-        from loadtune.inflight.environment import Options
-
         if sys.platform != "linux":
             raise UsageError(f"loadtune runs on Linux, and this is {sys.platform}. Use a Linux machine or container.")
-        if replay is not None:
-            if until_tuned:
-                raise UsageError("--replay repeats a whole run, and --until-tuned ends one. Leave one of them out.")
-            if dry_run:
-                raise UsageError("--replay changes workers, and --dry-run changes none. Leave one of them out.")
-            if max_workers is not None:
-                raise UsageError(
-                    "--replay repeats what its file says, and --max-workers cannot bound it. Leave one of them out."
-                )
-            try:
-                files.read(Path(replay))
-            except (OSError, ValueError) as error:
-                why = f"{replay} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
-                raise UsageError(f"--replay: {why}. Name an inflight.json of `loadtune exec --out`.") from None
         if command[0].startswith("-"):
             import difflib
 
@@ -106,7 +90,7 @@ def exec_(
             exact=exact,
             dry_run=dry_run,
             until_tuned=until_tuned,
-            replay=None if replay is None else str(Path(replay).absolute()),
+            advice=not no_advice,
         )
         try:
             if out is not None:
@@ -145,9 +129,6 @@ def _run_tuned(command: Sequence[str], options: Options, out: Path | None) -> in
 
     Returns its exit code; minus a signal's number where that ended it. Raises OSError where it cannot be started.
     """
-    from loadtune.inflight import files, words
-    from loadtune.inflight.environment import EXEC_VARIABLE
-
     with tempfile.TemporaryDirectory(prefix="loadtune-", ignore_cleanup_errors=True) as name:
         before = os.environ.get("PYTHONPATH")
         ours = replace(options, folder=name, launcher=(socket.gethostname(), os.getpid()))
@@ -163,9 +144,6 @@ def _run_tuned(command: Sequence[str], options: Options, out: Path | None) -> in
 
 def _tell(folder: Path, options: Options, out: Path | None) -> None:
     """Say what the processes found, and write it. The first file that cannot be read is named; the others count."""
-    from loadtune.inflight import files, words
-    from loadtune.inflight.account import Account
-
     found, unread = list[Account](), list[str]()
     for path in sorted(folder.glob("*.json")):
         try:
@@ -175,11 +153,9 @@ def _tell(folder: Path, options: Options, out: Path | None) -> None:
     for line in [*words.summary(found), *unread[:1]] or [_why_nothing(folder)]:
         words.print_line(line)
     known = {part for each in found for part in (each.name, *each.name.split(" at "))}
-    replayed = () if options.replay is None else (each.name for each in files.read(Path(options.replay)))
-    named = {**dict.fromkeys(options.freeze, "--freeze"), **dict.fromkeys(replayed, "--replay")} if found else {}
-    for name, option in named.items():
+    for name in dict.fromkeys(options.freeze) if found else ():
         if name not in known:
-            words.print_line(f"{option} {name}: no loader has this name.")
+            words.print_line(f"--freeze {name}: no loader has this name.")
     if out is not None:
         try:
             files.write(found, out)

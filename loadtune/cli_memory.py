@@ -1,7 +1,5 @@
-"""``loadtune memory``: where the memory of a training step goes.
-
-An estimate is made in this process: nothing is trained, and no CUDA context is created. A training measures on a GPU.
-torch is imported within the command, with `loadtune.footprint`, so that ``--help`` stays fast.
+"""``loadtune memory``: where the memory of a training step goes. An estimate is made in this process, without a CUDA
+context; the training process measures on a GPU. torch is imported within the command, so that ``--help`` stays fast.
 """
 
 import contextlib
@@ -21,8 +19,7 @@ from loadtune.records.facts import Device
 from loadtune.records.footprint import FootprintReport, StepAccount
 
 _ROWS = {row.name: row for row in TABLE}
-_BATCH_SIZE = 32
-"""Large enough that activations show their share, and what most scripts begin with."""
+_BATCH_SIZE = 32  # large enough that activations show their share, and what most scripts begin with
 _STEP = (
     *(row for row in TABLE if row.owner is WorkloadSpec and row.name not in ("step", "accumulate")),
     replace(_ROWS["batch_size"], help="Batch size of the step.", default=str(_BATCH_SIZE)),
@@ -125,7 +122,7 @@ def _report(config: TuneConfig, gpu: Device | None, *, per_layer: bool) -> Footp
 
 def _measured(spec: WorkloadSpec, gpu: Device, precision: Precision, batch_size: int) -> StepAccount:
     """Raises WorkloadError, NothingFitsError, TrainingError."""
-    from loadtune.training import TrainingClient
+    from loadtune.training.client import TrainingClient
 
     with TrainingClient(spec, gpu) as training:
         training.describe()  # says what of the workload does not train

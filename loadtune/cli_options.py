@@ -1,7 +1,4 @@
-"""The table of options as parameters of a command, and help that shows them by panel.
-
-Help needs no rich: that would add half to the time that it takes.
-"""
+"""The table of options as parameters of a command, and help by panel, which needs no rich: that would take longer."""
 
 import inspect
 import re
@@ -18,19 +15,14 @@ from loadtune.records.config import PANELS
 F = TypeVar("F", bound=Callable[..., int | None])
 
 _META = "help-all"
-_TYPE = re.compile(" +<.*>$")
-"""What typer adds to an argument's name in help: ``<list[str]>``."""
-NEWEST = ":newest"
-"""Stands for the newest run; no folder of a run has a colon in its name."""
+_TYPE = re.compile(" +<.*>$")  # what typer adds to an argument's name in help: ``<list[str]>``
+NEWEST = ":newest"  # stands for the newest run; no folder of a run has a colon in its name
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all else on stderr.", rich_help_panel="Output")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only warnings, no progress.", rich_help_panel="Output")]
 Verbose = Annotated[
     bool,
     typer.Option("-v", "--verbose", help="Show Python tracebacks; keep a failed run's log.", rich_help_panel="Output"),
-]
-KeepBatchSize = Annotated[
-    bool, typer.Option("--keep-batch-size", help="Take the best settings at your --batch-size of `loadtune run`.")
 ]
 
 

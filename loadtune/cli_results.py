@@ -1,4 +1,4 @@
-"""``loadtune report``, ``export`` and ``compare``: commands on stored runs.
+"""``loadtune report`` and ``export``: commands on stored runs.
 
 None measures or loads torch. Heavy modules are imported within the commands.
 """
@@ -9,14 +9,11 @@ from typing import Annotated
 
 import typer
 
-from loadtune.cli_options import Json, KeepBatchSize, Verbose
-from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
+from loadtune.cli_options import Verbose
 from loadtune.errors import UsageError
-from loadtune.options import number_of, one_of, share_of
+from loadtune.options import one_of
 from loadtune.records.config import TuneConfig
 
-UNCLEAR = 3
-"""Exit code of ``compare --tolerance`` where the interval does not tell."""
 _BOARD = "loadtune-board.html"
 
 
@@ -38,21 +35,12 @@ def report(
         ),
     ] = None,
     board: Annotated[bool, typer.Option("--board", help="One page over all results below the folders.")] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Show the run's trials in optuna-dashboard, also while it goes on.")
-    ] = False,
-    port: Annotated[
-        str, typer.Option(metavar="N", help="With --live: port on 127.0.0.1; 0 takes any free one.")
-    ] = "8080",
     verbose: Verbose = False,
 ) -> int:
     """Write the HTML report of one result, or of several.
 
     The report is one file that opens offline in any browser. For a folder with several runs it shows the newest one,
-    or with --board a page over all of them. For the folder that $LOADTUNE_CACHE names it prints a table of what
-    trainings under `loadtune exec` found.
-
-    --live needs optuna-dashboard: pip install '.[live]' in the checkout. It only reads, until Ctrl-C.
+    or with --board a page over all of them.
 
     Examples:
 
@@ -61,42 +49,19 @@ def report(
       loadtune report loadtune-results/FakeData-resnet50 --out resnet50.html
       loadtune report h100 h200
       loadtune report benchmarks/results --board --out board.html
-      loadtune report --live
     """
     if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
         raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
-    from loadtune.inflight.files import LEARNT_COLUMNS, learnt_rows
     from loadtune.report.page.write import PAGE_FILE, write_board, write_page
     from loadtune.report.store import load_result, result_files
-    from loadtune.report.tables import Table
 
     results = results or [Path(TuneConfig().out)]
-    if live:
-        return _serve(results[0], number_of("--port", int, port, 0, 65535))
-    if len(results) == 1 and (rows := learnt_rows(results[0])):
-        show([Table(columns=LEARNT_COLUMNS, rows=tuple(rows))])
-    elif board or len(results) > 1:
+    if board or len(results) > 1:
         typer.echo(write_board(results, out or Path(_BOARD)))
     else:
         file = result_files(results[0])[-1]
         typer.echo(write_page(load_result(file), out or file.parent / PAGE_FILE))
     return 0
-
-
-def _serve(run: Path, port: int) -> int:
-    """Until a signal ends it, whose exit code is returned."""
-    from loadtune.report.store import STUDY_FILE, files_below
-    from loadtune.search.study import HOST, dashboard_server
-
-    todo = "A run writes it when its search begins. Name the folder of a run."
-    file = files_below(run, STUDY_FILE, "study", todo)[-1]
-    with termination_as_interruption(), dashboard_server(file, port) as server:
-        typer.echo(f"Study: {file}\nDashboard: http://{HOST}:{server.server_port}/dashboard\nCtrl-C ends it.")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt as interruption:
-            code = interruption_code(str(interruption))
-    return code
 
 
 def export(
@@ -109,10 +74,18 @@ def export(
         Path | None,
         typer.Option("-o", "--out", metavar="FILE", help="File to write; replaced if it exists. [default: stdout]"),
     ] = None,
-    keep_batch_size: KeepBatchSize = False,
+    change: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write the code of this change of your code, as in decode, and no settings."),
+    ] = None,
+    keep_batch_size: Annotated[
+        bool, typer.Option("--keep-batch-size", help="Take the best settings at your --batch-size of `loadtune run`.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Write the confirmed winner for another program to read.
+
+    With --change, RESULT may also be an inflight.json of `loadtune exec --out`, or a folder with one.
 
     Forms:
 
@@ -121,26 +94,25 @@ def export(
                    precision, memory format and fused optimizer
       pytorch      loader and training step of a plain loop, to paste
       json         loader arguments, precision and throughput as JSON
-      env          LOADTUNE_BATCH_SIZE=… for a shell, Docker or $GITHUB_ENV
       markdown     a table and code, for a pull request or a job's summary
-      github-action-benchmark
-                   entries for its tool customBiggerIsBetter
 
     Examples:
 
     \b
       loadtune export --out loader_kwargs.py
       loadtune export loadtune-results/FakeData-resnet50 --format pytorch
-      loadtune export --format env >> "$GITHUB_ENV"
+      loadtune export --change decode tuned/inflight.json
     """
     from loadtune.report.forms import FORMS
     from loadtune.report.forms import export as written
     from loadtune.report.store import load_result, not_written
 
     one_of("--format", format, tuple(FORMS))
-    stored = load_result(result)
     with warnings.catch_warnings(record=True) as told:
-        text = written(stored, format, keep_batch_size=keep_batch_size)
+        if change is not None:
+            text = _code_of(change, result)
+        else:
+            text = written(load_result(result), format, keep_batch_size=keep_batch_size)
     for each in told:
         typer.echo(f"warning: {each.message}", err=True)
     if out is None:
@@ -153,43 +125,25 @@ def export(
     typer.echo(f"Written to {out}", err=True)
 
 
-def compare(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="result.json, or a folder: its newest run.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The other result, likewise.")],
-    tolerance: Annotated[
-        str | None, typer.Option(metavar="5%", help="Loss of throughput that passes, as 5% or 0.05.")
-    ] = None,
-    keep_batch_size: KeepBatchSize = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> int:
-    """Compare two results of one workload.
-
-    Shows both winners, the ratio of their throughputs with its interval, and what differs in machine and
-    versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
-
-    \b
-    Exit code with --tolerance
-      0  held: the whole interval of the ratio is above 1 − tolerance
-      1  fell: the whole interval is below 1 − tolerance
-      2  error: a bad option, other workloads, or a result that cannot be read
-      3  unclear: neither, or one of the answers is not confirmed
-
-    Examples:
-
-    \b
-      loadtune compare old/result.json loadtune-results/FakeData-resnet50
-      loadtune compare h100 h200 --json
-      loadtune compare baseline loadtune-results --tolerance 10%
-    """
-    from loadtune.report.compare import compare as compared
-    from loadtune.report.compare import view
+def _code_of(change: str, path: Path | None) -> str:
+    """The lines to paste of a change whose name or title has this word in it."""
+    from loadtune.inflight import files
     from loadtune.report.store import load_result
 
-    allowed = None if tolerance is None else share_of("--tolerance", tolerance)
-    both = load_result(before), load_result(after)
-    found = compared(*both, keep_batch_size=keep_batch_size, tolerance_fraction=allowed)
-    show(view(found), found, json=json)
-    if found.outcome is not None:
-        return {"held": 0, "fell": NO_ANSWER, "unclear": UNCLEAR}[found.outcome]
-    return NO_ANSWER if found.ratio is None else 0
+    file = None if path is None else path / files.RESULT_FILE if path.is_dir() else path
+    if file is not None and file.name == files.RESULT_FILE and file.exists():
+        try:
+            tried = [(each.name, each.title, each.code) for account in files.read(file) for each in account.changes]
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{error}. Name an inflight.json of `loadtune exec --out`.") from None
+    else:
+        remedies = load_result(path).remedies
+        tried = [(each.name, each.title, each.code) for each in (() if remedies is None else remedies.tried)]
+    named = {name: f"# {title}\n{code}\n" for name, title, code in tried if code}
+    word = change.lower()
+    found = [code for name, code in named.items() if word and word in name]
+    found = found or [code for code in named.values() if word and word in code.splitlines()[0].lower()]
+    if not found:
+        known = f"It has {', '.join(named)}." if named else "No change of the code was found to help in it."
+        raise UsageError(f"--change {change} is not in the result. {known}")
+    return "\n".join(found)

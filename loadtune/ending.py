@@ -1,7 +1,4 @@
-"""What a command prints, and how it ends: its exit code, one message, no traceback of ours.
-
-`loadtune exec` has it, too: it loads little.
-"""
+"""What a command prints, and how it ends: its exit code, one message, no traceback of ours. It loads little."""
 
 import errno
 import os
@@ -55,10 +52,8 @@ def told_plainly(verbose: bool) -> Iterator[None]:
 
 @contextmanager
 def termination_as_interruption() -> Iterator[None]:
-    """`TERMINATIONS` end a run as Ctrl-C does: what was measured is kept. What nohup ignores stays ignored.
-
-    Python drops an interruption that falls into a finalizer; it is raised again.
-    """
+    """`TERMINATIONS` end a run as Ctrl-C does: what was measured is kept. What nohup ignores stays ignored. Python
+    drops an interruption that falls into a finalizer; it is raised again."""
     unraisable = sys.unraisablehook
     heard = {n: signal.signal(n, _interrupt) for n in TERMINATIONS if signal.getsignal(n) is not signal.SIG_IGN}
 

@@ -1,7 +1,4 @@
-"""A training job that was given as objects in Python: checked, named and packed for the training process.
-
-Needs no torch until there is an object, and whoever has one has imported it.
-"""
+"""A training job that was given as objects in Python: checked, named and packed for the training process."""
 
 import sys
 from collections.abc import Callable, Mapping

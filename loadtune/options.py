@@ -1,7 +1,5 @@
-"""The settings of a run, from one table: what was given, parsed, checked and put into a `TuneConfig`.
-
-The table is the fields of `WorkloadSpec`, `YourSettings` and `TuneConfig` that say how they are given. A message names
-the option, what was found, what is allowed and what to do; within `python_names` it names the keyword instead.
+"""The settings of a run, parsed, checked and put into a `TuneConfig`. Their table is the fields of `WorkloadSpec`,
+`YourSettings` and `TuneConfig` that say how they are given. Within `python_names` messages name the keyword.
 """
 
 import math
@@ -156,15 +154,6 @@ def memory_of(flag: str, word: str) -> int:
             f"{flag} is {word!r}; it must be a size of 1 MiB or more with its unit, such as 24GiB, 80GB or 512MiB."
         )
     return count
-
-
-def share_of(flag: str, word: str) -> float:
-    """``5%`` or ``0.05``: above 0 and below 1."""
-    found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", word.strip())
-    share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
-    if not 0 < share < 1:
-        raise UsageError(f"{flag} is {word!r}; it must be above 0% and below 100%, written as 5% or 0.05.")
-    return share
 
 
 # Into a config

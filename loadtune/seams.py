@@ -27,10 +27,8 @@ class Sensor(Protocol):
 
 
 class Training(Protocol):
-    """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`.
-
-    Every request raises OutOfTimeError once the moment `until_s` has come, on the monotonic clock.
-    """
+    """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`. Every request
+    raises OutOfTimeError once the moment `until_s` has come, on the monotonic clock."""
 
     until_s: float
     num_trainings: int

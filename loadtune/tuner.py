@@ -1,7 +1,5 @@
-"""The story of a run, one line a stage: from the machine's facts to a confirmed answer. And `find_batch_size`, the
-largest batch alone, without a loader and a study.
-
-In: a `TuneConfig`. Out: a `TuningResult`, also in the run's folder. Each stage keeps what it found in `State`.
+"""The story of a run, one line a stage: from a `TuneConfig` to a `TuningResult`, also in the run's folder. And
+`find_batch_size`, the largest batch alone, without a loader and a study.
 """
 
 import os
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.calibration import calibrate, described, restore, search_space, start, verify_memory
+from loadtune.calibration import calibrate, restore, search_space, start, verify_memory
 from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
@@ -25,20 +23,21 @@ from loadtune.model.answers import bottleneck
 from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.options import check, checked, in_python, one_of, python_names, whole
 from loadtune.records.answer import finalist_of
-from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec
+from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Finalist, TuningResult
-from loadtune.report.live import LiveDisplay, NotebookDisplay
+from loadtune.report.live import LiveDisplay
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, run_folder, write_result
 from loadtune.report.wording import warning
 from loadtune.run.measure import Run
 from loadtune.run.state import Journal, State
 from loadtune.seams import Listener
+from loadtune.search.baseline import problems
 from loadtune.search.search import Search, changes, hung, model_job, study
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 from loadtune.units import plain, seconds_text
 
 if TYPE_CHECKING:
@@ -103,17 +102,11 @@ def tune_config(
     resume: bool = False,
 ) -> TuningResult:
     """`tune` of a config that was checked."""
-    from rich.console import Console
-
     host = read_host()
     device = choose_device(host, config.device)
-    shown: AbstractContextManager[Listener]
+    shown: AbstractContextManager[Listener] = LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
     if listener is not None:
         shown = nullcontext(listener)
-    elif Console().is_jupyter:
-        shown = NotebookDisplay()
-    else:
-        shown = LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
     with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,
@@ -310,7 +303,10 @@ def find_batch_size(
     if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
         names = replace(names, image_size=shape[-1])
     with python_names():
-        recipe = Recipe(precision=_precision(precision, job))
+        if job.step is not None and precision is not None:
+            raise UsageError("The Job has a step, which already contains precision. Leave precision out.")
+        asked_for = precision or job.precision or "fp32"
+        recipe = Recipe(precision="own" if job.step else one_of("precision", asked_for, PRECISIONS))
         spec, objects = pack_job(names, job, input_shape=shape)
         check(TuneConfig(workload=spec))
         host = read_host()
@@ -319,7 +315,9 @@ def find_batch_size(
             facts = training.describe()
             if shape is not None:
                 facts = replace(facts, dataset_length=None)  # the number of random samples is no limit
-            _refuse(facts, largest, recipe.precision)
+            given = TuneConfig(yours=YourSettings(precision=recipe.precision), max_batch_size=largest)
+            for problem in problems(given, facts, chosen.kind):
+                raise UsageError(problem)
             caps = caps_of(facts, largest, read_host())
             step_s: dict[int, float] | None = None
             if chosen.kind == "cpu":  # even the first size may take long, so the smallest batch is timed before
@@ -330,35 +328,7 @@ def find_batch_size(
             found = probe.bound()
             if chosen.kind != "cpu" or verifying_seconds(found) <= VERIFY_S:
                 found = probe.verify()
-            return described(found, facts, host, chosen)
-
-
-def _refuse(facts: WorkloadFacts, max_batch_size: int | None, precision: Precision) -> None:
-    """Raise UsageError where the workload cannot be trained as asked for."""
-    if precision not in facts.precisions:
-        raise UsageError(
-            f"precision is {precision!r}, which {facts.device_name} does not support; it can be "
-            f"{', '.join(facts.precisions)} there. Choose one of these, or another device."
-        )
-    if facts.fixed_batch_size is not None:
-        raise UsageError(
-            f"the loader's batch sampler or dataset makes batches of {facts.fixed_batch_size} samples, so no other "
-            "size can be tried. Pass a loader with batch_size=..., or the dataset."
-        )
-    if any(size is not None and size < facts.min_batch_size for size in (facts.dataset_length, max_batch_size)):
-        raise UsageError(
-            f"The model needs at least {facts.min_batch_size} samples to train, as batch normalization does. Pass a"
-            " larger dataset, or raise max_batch_size."
-        )
-
-
-def _precision(asked: Precision | None, job: Job) -> Precision:
-    """That the script trains with. Raises UsageError."""
-    if job.step is None:
-        return one_of("precision", asked or job.precision or "fp32", PRECISIONS)
-    if asked is not None:
-        raise UsageError("The Job has a step, which already contains precision. Leave precision out.")
-    return "own"
+            return replace(found, capacity_bytes=facts.memory_capacity_bytes)
 
 
 def _shape(data: object) -> tuple[int, ...] | None:

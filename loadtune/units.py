@@ -21,14 +21,14 @@ def cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:half]} […] {text[-half:]}"
 
 
-def bytes_text(count: float | None, figures: int = 3) -> str:
-    """Bytes in binary units with three significant figures, or as many as asked for: ``1.50 GiB``."""
+def bytes_text(count: float | None) -> str:
+    """Bytes in binary units with three significant figures: ``1.50 GiB``."""
     if count is None:
         return MISSING
     size, power = float(count), 0
     while abs(size) >= 1024:
         size, power = size / 1024, power + 1
-    return f"{_figures(size, figures)} {'KMGTPE'[power - 1]}iB" if power else f"{size:.0f} B"
+    return f"{_figures(size)} {'KMGTPE'[power - 1]}iB" if power else f"{size:.0f} B"
 
 
 def count_text(count: int) -> str:
@@ -83,6 +83,5 @@ def ratio_text(ratio: float | None) -> str:
     return MISSING if ratio is None else f"{number_text(ratio)}×"
 
 
-def _figures(value: float, figures: int = 3) -> str:
-    before_the_point = 1 if abs(value) < 10 else 2 if abs(value) < 100 else 3
-    return f"{value:.{figures - before_the_point}f}"
+def _figures(value: float) -> str:
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"

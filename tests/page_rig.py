@@ -9,7 +9,6 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import (
     Bottleneck,
-    PredictedChange,
     Resource,
     ResourceLimit,
     RooflinePoint,
@@ -43,7 +42,7 @@ def measurement(rate: float, **more: object) -> Measurement:
 
 def measured(number: int, rate: float, settings: TrialConfig) -> Trial:
     found = measurement(rate, peak_allocated_bytes=settings.batch_size * 50_000_000)
-    return Trial(number=number, config=settings, origin="search", measurement=found)
+    return Trial(number=number, config=settings, measurement=found, predicted=Interval(value=rate))
 
 
 def with_trials(count: int) -> TuningResult:
@@ -59,7 +58,7 @@ def with_trials(count: int) -> TuningResult:
         )
         if count > 1 and chance.random() < 0.1:
             oom = TrialFailure(kind="oom", phase="training", message=f"out of memory {NASTY}")
-            trials.append(Trial(number=number, config=settings, origin="search", failure=oom))
+            trials.append(Trial(number=number, config=settings, failure=oom))
         else:
             rate = 100.0 * (1 + settings.loader.num_workers) * chance.uniform(0.98, 1.02)
             trials.append(measured(number, rate, settings))
@@ -93,7 +92,7 @@ def explained(**more: object) -> TuningResult:
             ResourceLimit(resource="pinning", samples_per_s=about(4200), probability=0.86, shares={"copying": 1.0}),
             ResourceLimit(resource="device", samples_per_s=about(6000), probability=0.14, shares={"computing": 1.0}),
         ),
-        changes=(PredictedChange(kind="half_the_loading", gain=about(5250 / 4050)),),
+        predicted={"half_the_loading": about(5250 / 4050)},
         roofline=tuple(roof),
     )
     return replace(golden(), bottleneck=replace(found, **more), remedies=None)

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import FakeData, ImageFolder
 
 from loadtune.changes import REMEDIES, Situation, in_order
+from loadtune.changes.trial import Ways
+from loadtune.changes.way import Way
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.result import Examined
@@ -101,18 +103,22 @@ def pasted_batch(dataset: Any, *, seed: int = 0, num: int = 6, **arguments: Any)
     return next(iter(loader))
 
 
-def lines_of(name: str, job: Workload, **given: Any) -> str:
-    """The lines to paste for this remedy; what they leave to the user (``...``) is left out."""
-    remedy = REMEDIES[name]
-    seen = Examined(name=name, code=remedy.own_code(job))
+def way_of(job: Workload, *, on_gpu: bool = True) -> Way:
+    parts: dict[str, Any] = {"loader": job.loader, "indices": job.epoch.indices, "on_device": job.on_device}
+    return Way(**parts, on_gpu=on_gpu, has_loader="loader" in job.own)
+
+
+def lines_of(name: str, job: Workload, *before: str, **given: Any) -> str:
+    """The lines to paste for this remedy on top of others; what they leave to the user (``...``) is left out."""
+    remedy, ways = REMEDIES[name], Ways(way_of(job))
+    seen = Examined(name=name, code=remedy.own_code(ways.way(in_order(before)), ways.way(in_order((*before, name)))))
     return remedy.code(situation(**given), seen).replace(", ...)", ")")
 
 
 def job_with(job: Workload, *names: str) -> Workload:
     """With these remedies, in the order in which they are applied."""
-    for name in in_order(names):
-        job = REMEDIES[name].apply(job)
-    return job
+    way = Ways(way_of(job)).way(in_order(names))
+    return replace(job, loader=way.loader, on_device=way.on_device)
 
 
 def parts_of(loader: "DataLoader[Any]") -> dict[str, Any]:

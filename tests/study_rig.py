@@ -8,7 +8,7 @@ from loadtune.search.study import OptunaStudy
 
 
 def begun_study(folder):
-    """Number 0 was measured, 1 cannot run, 2 still runs."""
+    """Number 0 was measured, 1 cannot run."""
     space = SearchSpace(
         batch_sizes=(16, 32, 64),
         num_workers=(0, 2),
@@ -16,11 +16,10 @@ def begun_study(folder):
         recipes={"fp32": Recipe()},
         ceilings={"fp32": 64},
     )
-    measured, failed, running = [*space.modelled()][:3]
+    measured, failed = [*space.modelled()][:2]
     study = OptunaStudy(space, [trial(0, 900.0, measured), trial(1, None, failed)])
-    study.ask(running)
     study.write(folder / "study.db")
-    return study, 2
+    return study
 
 
 CONFIG = TrialConfig(loader=LoaderConfig(batch_size=16), recipe=Recipe())
@@ -30,7 +29,7 @@ def trial(number: int, rate: float | None, config: TrialConfig = CONFIG) -> Tria
     """At this rate. None: it could not run."""
     failure = TrialFailure(kind="oom", phase="training", message="out of memory") if rate is None else None
     measurement = None if rate is None else measured(rate)
-    return Trial(number=number, config=config, origin="search", measurement=measurement, failure=failure)
+    return Trial(number=number, config=config, measurement=measurement, failure=failure)
 
 
 RUN_S = 10.0

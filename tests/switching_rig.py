@@ -65,12 +65,12 @@ class Switching:
     def took_over(self):
         """Whether those that were asked for last deliver."""
         current = self._current()
-        if current._coming or current.num_delivering != self.asked:
+        if current.is_switching or current.num_delivering != self.asked:
             return False
         return current.delivering() is not None and current.delivering().num_delivered > 0
 
     def is_starting(self):
-        return bool(self._current()._coming)
+        return self._current().is_switching
 
     def close(self):
         if self._current() is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 
 TESTS = Path(__file__).resolve().parent
 CPU = Device(kind="cpu", name="cpu")

@@ -11,21 +11,27 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadtune.model.resources import Job
 from loadtune.records.config import Precision, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.result import Examined
+from loadtune.units import bytes_text
 
 if TYPE_CHECKING:
-    from loadtune.workload.build import Workload
+    from loadtune.changes.way import Way
 
 FEWEST_EXAMINED, MOST_EXAMINED = 8, 64
 """Samples whose values are compared before a remedy is tried, and whose loading is timed at a time."""
 
 EXAMINED_S = 1.0
 """Of slow samples there are as many as load in so many seconds."""
+
+
+FARTHEST = 0.02
+"""Mean difference of values, as a share of their standard deviation, up to which a change keeps the samples. Pillow and
+torchvision differ by 0.001 where they resize, and by 0.005 where they change colours."""
 
 
 def num_examined(sample_s: float) -> int:
@@ -67,13 +73,21 @@ class Remedy:
         """The configuration to try, without this remedy's name in it. None: it does not apply."""
         raise NotImplementedError
 
-    def apply(self, workload: "Workload") -> "Workload":
-        """The job with this remedy, in the training process. Raises NotApplicableError."""
-        return workload
+    keeps: bool = False
+    """Whether it takes memory for the whole data set. Such a remedy comes after those that take none."""
+    farthest: float = FARTHEST
+    """See there; of this change."""
 
-    def compared(self, workload: "Workload") -> "Workload":
-        """The job without the remedy, as its samples are compared with those of the job with it."""
-        return workload
+    def apply(self, way: "Way") -> "Way":
+        """The way with this remedy, in the process that loads. Raises NotApplicableError."""
+        return way
+
+    def compared(self, before: "Way", after: "Way") -> "tuple[Way, Way]":
+        """The ways without the remedy and with it, as their samples are compared."""
+        return before, after
+
+    def check(self, before: "Way", after: "Way") -> None:
+        """Beside the user's own samples. Raises NotApplicableError."""
 
     def loading(self) -> AbstractContextManager[None]:
         """Around the timing of loading with this remedy: what a worker would begin with."""
@@ -103,8 +117,9 @@ class Remedy:
             },
         )
 
-    def own_code(self, workload: "Workload") -> str:
-        """Lines of Python to paste; asked in the training process, of the job without the remedy."""
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
+        """Lines of Python to paste; asked in the process that loads, of the ways without the remedy and with it.
+        ``is_whole``: they reach into the ``dataset``; else they show the pattern."""
         return ""
 
     def code(self, situation: Situation, seen: Examined) -> str:
@@ -112,45 +127,46 @@ class Remedy:
         return seen.code
 
 
-class DraftDecoding(Remedy):
+class OfImages(Remedy):
+    """A change of how images are decoded, transformed or sent."""
+
+    _module = "loadtune.changes.images"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config if len(situation.facts.input_shape) == 3 else None
+
+    def apply(self, way: "Way") -> "Way":
+        made: Way = import_module(self._module).apply(self.name, way)
+        return made
+
+    def compared(self, before: "Way", after: "Way") -> "tuple[Way, Way]":
+        made: tuple[Way, Way] = import_module(self._module).compared(before, after)
+        return made
+
+    def check(self, before: "Way", after: "Way") -> None:
+        import_module(self._module).check(before, after)
+
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
+        return str(import_module(self._module).code(before, after, is_whole=is_whole))
+
+
+class DraftDecoding(OfImages):
     """JPEG files decoded at a reduced size: Pillow's ``draft`` leaves out what a smaller image does not need."""
 
     name = "draft_decoding"
     title = "decode JPEG at reduced size (Pillow's draft)"
     changes = "crops are taken from a reduced image, so small ones are enlarged from fewer pixels"
-    _LINES = """\
-from PIL import Image
-
-def read(path):
-    with Image.open(path) as image:
-        image.draft("RGB", ({size}, {size}))
-        return image.convert("RGB")
-
-{path}.loader = read  # of an ImageFolder"""
-
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        return situation.config if len(situation.facts.input_shape) == 3 else None
-
-    def apply(self, workload: "Workload") -> "Workload":
-        from loadtune.changes import datasets
-
-        return datasets.decoded_smaller(workload)
-
-    def compared(self, workload: "Workload") -> "Workload":
-        """Reduced in the same way after decoding: a random crop of a larger image would be another one."""
-        from loadtune.changes import datasets
-
-        size = datasets.reduced_size(workload)
-        return datasets.with_attributes(workload, loader=partial(datasets.read_whole, size))
-
-    def own_code(self, workload: "Workload") -> str:
-        from loadtune.changes import datasets
-
-        path, copied = datasets.reached(workload.dataset)
-        return "\n".join([*copied, self._LINES.format(path=path, size=datasets.reduced_size(workload))])
+    farthest = 0.2
 
 
-class Uint8Transfer(Remedy):
+class TensorDecoding(OfImages):
+    """Images decoded by torchvision, and transformed as uint8 tensors by its transforms v2, in place of Pillow."""
+
+    name = "tensor_decoding"
+    title = "decode with torchvision, transform uint8 tensors"
+
+
+class Uint8Transfer(OfImages):
     """Batches are sent to the GPU as bytes, which makes floats there: a quarter of the bytes, no floats in workers."""
 
     name = "uint8_transfer"
@@ -162,33 +178,96 @@ class Uint8Transfer(Remedy):
         has_floats = len(facts.input_shape) == 3 and facts.input_dtype.startswith("float")
         return situation.config if has_floats and situation.device.kind == "cuda" else None
 
-    def apply(self, workload: "Workload") -> "Workload":
-        from loadtune.changes import datasets
 
-        return datasets.sent_as_bytes(workload)
+class OfLibrary(Remedy):
+    """A change of what another library than torchvision does for a sample. What is kept of samples fills a cache: it is
+    tried with few samples in place of all, so that it is full from the start."""
 
-    def own_code(self, workload: "Workload") -> str:
-        from loadtune.changes import datasets
+    kind: str
+    """Class of `loadtune.changes.others`, and beside it the lines to paste."""
+    lines: str = ""
+    unused: str
+    """Why it cannot be used, where the library is not."""
+    keeps = True
 
-        path, copied = datasets.reached(workload.dataset)
-        ending = datasets.ending_of(datasets.steps_of(workload.dataset))
-        kept = [f"*{path}.transform.transforms[:-{2 if ending.mean else 1}]"] if ending.head else []
-        kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
-        constants = [
-            "# once, before the training loop",
-            f"mean = torch.tensor({ending.mean}, device=device).view(-1, 1, 1)",
-            f"std = torch.tensor({ending.std}, device=device).view(-1, 1, 1)",
-        ]
-        lines = [
-            *copied,
-            "from torchvision.transforms import Compose, v2",
-            "# in the dataset: workers send bytes",
-            f"{path}.transform = Compose([{', '.join(kept)}])",
-            *(constants if ending.mean else []),
-            "# in the training loop, once the images are on the GPU",
-            f"images = images.float().div_(255){'.sub_(mean).div_(std)' if ending.mean else ''}",
-        ]
-        return "\n".join(lines)
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config
+
+    def apply(self, way: "Way") -> "Way":
+        from loadtune.changes import others
+        from loadtune.changes.changed import few_of
+
+        made = getattr(others, self.kind)()
+        if not made.replacements():
+            raise NotApplicableError(self.unused)
+        few = few_of(way.indices, MOST_EXAMINED)
+        given: dict[str, Any] = {"others": (*way.how.others, made)}
+        changed = way.with_how(**given, **({"stand_ins": tuple(few)} if self.keeps else {}))
+        num_kept = [self._num_kept(changed, made, few if self.keeps else few[:FEWEST_EXAMINED]) for _ in range(2)]
+        if num_kept[0] != num_kept[1]:
+            raise NotApplicableError("what it reads for a sample is drawn at random")
+        if not made.num_read:
+            raise NotApplicableError(self.unused)
+        if not self.keeps:
+            return changed
+        needed = self._needed_bytes(changed, way)
+        if needed > way.memory_bytes:
+            most = bytes_text(way.memory_bytes)
+            raise NotApplicableError(f"it would take {bytes_text(needed)} of shared memory, and {most} may be used")
+        return replace(changed, indices=few)
+
+    def _num_kept(self, changed: "Way", made: Any, few: Sequence[Any]) -> int:
+        """After loading these samples."""
+        for index in few:
+            changed.load([index])
+        return len(getattr(made, "kept", ()))
+
+    def _needed_bytes(self, after: "Way", before: "Way") -> int:
+        """For the whole data set."""
+        num_samples = before.num_samples or len(before.indices)
+        kept: Any = after.how.others[-1]
+        num_kept = len(set(after.how.stand_ins or (0,)))  # indices of several epochs are there more than once
+        return int(1.05 * kept.num_bytes() / num_kept * num_samples)
+
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
+        from loadtune.changes import others
+
+        return str(getattr(others, self.lines))
+
+
+class TableToArrays(OfLibrary):
+    """Rows of a pandas table come from arrays that are made once, in place of a new Series for each row."""
+
+    name = "table_to_arrays"
+    title = "take rows from NumPy arrays, not from pandas"
+    kind, lines = "Rows", "ROWS_CODE"
+    unused = "the dataset reads no rows of a pandas DataFrame"
+    keeps = False
+
+
+class TokenizedOnce(OfLibrary):
+    """Texts are tokenized once, not in each epoch."""
+
+    name = "tokenized_once"
+    title = "tokenize all texts once"
+    changes = "all tokens are kept in memory"
+    kind, lines = "Tokens", "TOKENS_CODE"
+    unused = "the dataset calls no tokenizer of transformers"
+
+
+class KeptImages(OfLibrary):
+    """Decoded images are kept in memory that workers share; what is random is done to them in each epoch."""
+
+    name = "kept_images"
+    title = "keep decoded images in memory"
+    changes = "the first epoch is as slow as before; all decoded images are kept in shared memory"
+    kind = "Images"
+    unused = "the dataset opens no RGB files with Pillow's Image.open"
+
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
+        from loadtune.changes import images
+
+        return images.kept_code(before, self._needed_bytes(after, before), is_whole=is_whole)
 
 
 _SHUFFLED = """\
@@ -212,30 +291,29 @@ class BatchedFetch(Remedy):
         facts = situation.facts
         return situation.config if facts.fixed_batch_size is None and facts.dataset_length is not None else None
 
-    def apply(self, workload: "Workload") -> "Workload":
+    def apply(self, way: "Way") -> "Way":
         from torch.utils.data import default_collate
 
         from loadtune.workload.batches import are_equal
-        from loadtune.workload.samples import batch_of, owner_of
+        from loadtune.workload.samples import owner_of
 
-        if workload.loader.collate_fn not in (None, default_collate):
+        if way.loader.collate_fn not in (None, default_collate):
             raise NotApplicableError("its loader has a collate function of its own")
-        if hasattr(owner_of(workload.dataset), "__getitems__"):
+        if hasattr(owner_of(way.loader.dataset), "__getitems__"):
             raise NotApplicableError("the dataset has __getitems__, so PyTorch already fetches a batch with one call")
-        drawn = workload.epoch.indices
-        indices = [drawn[at] for at in (2, 0, 1) if at < len(drawn)]  # as they are shuffled
-        changed = replace(workload, loader=replace(workload.loader, batched_fetch=True, collate_fn=None))
+        indices = [way.indices[at] for at in (2, 0, 1) if at < len(way.indices)]  # as they are shuffled
+        changed = way.with_parts(batched_fetch=True, collate_fn=None)
         try:
-            at_once = batch_of(changed, indices)
+            at_once = changed.load(indices)
         except Exception as error:
             raise NotApplicableError("the dataset cannot be indexed with a list in any order") from error
-        if not are_equal(at_once, batch_of(workload, indices)):
+        if not are_equal(at_once, way.load(indices)):
             raise NotApplicableError("indexed with a list, the dataset returns other values than one by one")
         return changed
 
-    def own_code(self, workload: "Workload") -> str:
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
         """How samples are drawn."""
-        return _AS_DRAWN if "loader" in workload.own else _SHUFFLED
+        return _AS_DRAWN if before.has_loader else _SHUFFLED
 
     def code(self, situation: Situation, seen: Examined) -> str:
         loader = situation.config.loader
@@ -272,7 +350,7 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
             return None
         return replace(config, recipe=replace(config.recipe, precision="fp16", fused_optimizer=True))
 
-    def own_code(self, workload: "Workload") -> str:
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
         return self._LINES
 
     def job(self, job: Job, seen: Examined) -> Job | None:
@@ -292,15 +370,14 @@ class OpencvThreads(Remedy):
     def offer(self, situation: Situation) -> TrialConfig | None:
         return situation.config if situation.config.loader.num_workers else None
 
-    def apply(self, workload: "Workload") -> "Workload":
+    def apply(self, way: "Way") -> "Way":
         cv2 = sys.modules.get("cv2")
         if cv2 is None or cv2.getNumThreads() <= 1:
             raise NotApplicableError("the dataset does not use OpenCV, or uses one thread already")
-        init = partial(one_thread, workload.loader.worker_init_fn)
-        return replace(workload, loader=replace(workload.loader, worker_init_fn=init))
+        return way.with_parts(worker_init_fn=partial(one_thread, way.loader.worker_init_fn))
 
-    def own_code(self, workload: "Workload") -> str:
-        is_own = workload.loader.worker_init_fn is not None
+    def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
+        is_own = before.loader.worker_init_fn is not None
         lines = [
             "import cv2",
             *(["init_before = loader.worker_init_fn  # of your loader as it is"] if is_own else []),
@@ -333,7 +410,17 @@ def one_thread(then: Callable[[int], None] | None, worker_id: int) -> None:
 
 REMEDIES: dict[str, Remedy] = {
     remedy.name: remedy
-    for remedy in (DraftDecoding(), Uint8Transfer(), BatchedFetch(), FusedOptimizer(), OpencvThreads())
+    for remedy in (
+        DraftDecoding(),
+        TensorDecoding(),
+        Uint8Transfer(),
+        TableToArrays(),
+        TokenizedOnce(),
+        KeptImages(),
+        BatchedFetch(),
+        FusedOptimizer(),
+        OpencvThreads(),
+    )
 }
 """By name, in the order in which they are applied where several are combined."""
 

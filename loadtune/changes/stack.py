@@ -15,7 +15,7 @@ from loadtune.model.fit import ThroughputModel, points_at
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
-from loadtune.records.result import Examined
+from loadtune.records.result import Examined, TriedRemedy
 from loadtune.seams import Training
 from loadtune.statistics.interval import Interval
 
@@ -51,7 +51,8 @@ class Step:
     @property
     def changes(self) -> str:
         """What changes for training, and how samples differ."""
-        differs = [text for text in (self.remedy.changes, self.seen.difference) if text not in (None, "nothing")]
+        differs = [self.remedy.changes] if self.remedy.changes != "nothing" else []
+        differs += [self.seen.values.text] if self.seen.values else []
         return "; ".join(differs) or "nothing"
 
 
@@ -90,6 +91,8 @@ class Stack:
     tries_all: bool
     """Whatever is predicted."""
     steps: list[Step] = field(default_factory=list)
+    is_short: bool = False
+    """Whether there was no time to examine any."""
 
     @property
     def names(self) -> list[str]:
@@ -115,18 +118,36 @@ class Stack:
             found.append(job)
         return tuple(found)
 
+    def tried(self, config: TrialConfig) -> tuple[TriedRemedy, ...]:
+        """Each with its lines to paste at these settings, before the final has said what it gains."""
+        return tuple(
+            TriedRemedy(
+                name=step.remedy.name,
+                title=step.remedy.title,
+                changes=step.changes,
+                code=step.remedy.code(replace(self.at, config=config), step.seen),
+                predicted=step.predicted,
+                reason="the run ended before the confirmation",
+            )
+            for step in self.steps
+        )
+
     def build(self) -> None:
         """Stack changes as long as another one is worth trying."""
         names = [name for name in REMEDIES if self._applies(name)]
         sample_s, loads = self.at.facts.sample_s, sum(REMEDIES[name].loads for name in names)
         loading_s = 2 * sample_s * (2 * FEWEST_EXAMINED + 2 * num_examined(sample_s)) * loads
-        if OF_LEFT * self.left_s() < EXAMINE_S + loading_s:
+        self.is_short = OF_LEFT * self.left_s() < EXAMINE_S + loading_s
+        if self.is_short:
             return
         waiting = self._examined(names)
         while waiting:
             gains = self._gains(waiting)
             expected = {name: gains[name].expected_gain if name in gains else 0.0 for name in waiting}
-            best = max(expected, key=expected.__getitem__)
+            best = max(
+                expected,
+                key=lambda name: (expected[name] >= WORTH_TRYING and not REMEDIES[name].keeps, expected[name]),
+            )
             if not self.tries_all and expected[best] < WORTH_TRYING:
                 return
             step = waiting.pop(best)

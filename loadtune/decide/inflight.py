@@ -62,7 +62,7 @@ FEW_STEPS = 16
 STARTING_S = 0.05
 """Seconds of the loop for each worker that starts: 9 that were forked beside CUDA took half a second to one (H100)."""
 
-Stage = Literal["watching", "starting", "judging", "comparing", "resting", "left alone", "replaying"]
+Stage = Literal["watching", "starting", "judging", "comparing", "resting", "left alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ def decide(state: State, reading: Reading, work: Work | None, bound: Bound) -> A
 
 def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -> Action:
     now = reading.num_workers
-    loop = _loop(reading, bound)
+    loop = loop_of(reading, bound)
     may_try = len(state.tried) < (1 if bound.several_ranks else TRIES)
     if not reading.waits:
         if reading.peers_wait is None:  # a peer that waits says so within seconds
@@ -293,12 +293,12 @@ def _that_pay(
     return best if saved[best] > 0 and best > reading.num_workers else None
 
 
-def _loop(reading: Reading, bound: Bound) -> Loop:
+def loop_of(reading: Reading, bound: Bound) -> Loop:
     return Loop(reading.step_s, bound.cores, reading.handover_s if reading.num_workers else UNSURE_S)
 
 
 def _switch(state: State, reading: Reading, work: Work, bound: Bound, number: int, *, for_next: bool = False) -> Action:
-    predicted_s, now = batch_s(work, _loop(reading, bound), number), reading.num_workers
+    predicted_s, now = batch_s(work, loop_of(reading, bound), number), reading.num_workers
     state = replace(state, decided_s=0.0, decided_cores=bound.cores)
     if state.job.only_advises:
         gain = min(reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))

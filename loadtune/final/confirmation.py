@@ -12,7 +12,7 @@ from loadtune.final.winner import Verdict
 from loadtune.records.answer import compute_fraction, compute_rate, finalist_of
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import ComputePoint, raise_for_the_user
-from loadtune.records.result import Finalist, Remedies, TriedRemedy, Winner
+from loadtune.records.result import Finalist, Remedies, Winner
 from loadtune.run.measure import Run, outcome_text
 from loadtune.run.state import Resumable, State
 from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
@@ -32,9 +32,19 @@ WORTH_KEEPING = 1.01
 def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone. ``stack``: the
     changes of the code that were looked at."""
-    state, journal, end = run.state, run.journal, None
+    state, journal, budget, end = run.state, run.journal, run.budget, None
     with journal.stage("confirm"):
-        final = _final(run, search)
+        moments_s = budget.answer_until_s, budget.confirm_until_s
+        configs = contestants(state, search, *(moment_s - budget.clock() for moment_s in moments_s))
+        verdict = Verdict(
+            ran=tuple(state.confirmed),
+            yours=state.yours,
+            batch_size=state.config.yours.batch_size,
+            keeps_precision="precision" not in state.assumed,
+            trials=state.trials,
+            compute_per_s=search.compute_rates(configs),
+        )
+        final = Final(configs, verdict, budget.clock, *moments_s[::-1], seed=state.config.seed)
         try:
             for config in final.rounds():
                 outcome = run.timed(config)
@@ -55,26 +65,12 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
             raise_for_the_user(None if each.config.remedies else each.failure)
 
 
-def _final(run: Run, search: Search) -> Final:
-    """Of the contestants."""
-    state, budget = run.state, run.budget
-    verdict = Verdict(
-        ran=tuple(state.confirmed),
-        yours=state.yours,
-        batch_size=state.config.yours.batch_size,
-        keeps_precision="precision" not in state.assumed,
-        trials=state.trials,
-    )
-    configs = contestants(state, search, *(s - budget.clock() for s in (budget.answer_until_s, budget.confirm_until_s)))
-    return Final(configs, verdict, budget.clock, budget.confirm_until_s, budget.answer_until_s, seed=state.config.seed)
-
-
 def contestants(state: Resumable, search: Search, answer_s: float, spare_s: float) -> list[TrialConfig]:
     """Who is measured again, what matters most first.
 
     In any case: the best, the baseline, the best that is not the baseline, the two best at the user's batch size, and
     those that were measured again before an interruption. Each other one where all can be measured twice in time:
-    changes of the code, and what one would type without measuring, in ``answer_s`` seconds, others in ``spare_s``.
+    changes of the code, headroom, and what one would type without measuring, in ``answer_s`` s, others in ``spare_s``.
     """
     yours, own_size, ranked = state.yours, state.config.yours.batch_size, _ranked(state, search)
     at_batch = [] if own_size is None else search.best_at(own_size)
@@ -82,8 +78,8 @@ def contestants(state: Resumable, search: Search, answer_s: float, spare_s: floa
     needed = [*ranked[:1], yours, *rivals[:1], *at_batch[:2], *(each.config for each in state.confirmed)]
     picked = [config for config in dict.fromkeys(needed) if config is not None]
     typed = [] if yours is None else usual(yours, search.space, state.host.num_usable_cores)
-    wanted = [(each, answer_s) for each in (search.changed(), *search.feasible(typed)[:1])]
-    wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.smallest())]
+    wanted = [(each, answer_s) for each in (search.changed(), search.roomiest(picked), *search.feasible(typed)[:1])]
+    wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.roomiest())]
     for config, within_s in wanted if ranked else ():  # a short one may fit where a long one did not
         if config is not None and config not in picked:
             takes_s = MIN_RUNS * math.fsum(search.lasts_s(each) for each in (*picked, config))
@@ -98,8 +94,8 @@ def _ranked(state: Resumable, search: Search) -> list[TrialConfig]:
     for config in search.ranked():
         size = min(config.batch_size, largest.get(config.precision, config.batch_size))
         ranked += [] if config.remedies else [replace(config, loader=replace(config.loader, batch_size=size))]
-    if len(state.trials) < MIN_TRIALS and (smallest := search.smallest()) is not None:  # there was no time for more
-        ranked.append(smallest)
+    if len(state.trials) < MIN_TRIALS and (expected := search.roomiest()) is not None:  # there was no time for more
+        ranked.append(expected)
     return list(dict.fromkeys(ranked))
 
 
@@ -147,28 +143,21 @@ def _judge_changes(state: State, stack: Stack, verdict: Verdict, best: Finalist)
     changed = next((finalist for finalist in state.finalists if finalist.config.remedies), None)
     gain = None if changed is None else verdict.ratio(changed, best, 1)
     is_sure = gain is not None and gain.value >= WORTH_KEEPING and (gain.low or 0.0) > 1.0
-    kept = changed if changed is not None and changed.unconfirmed is None and is_sure else None
+    is_kept = changed is not None and changed.unconfirmed is None and is_sure
     config = stack.config if changed is None else changed.config
     ran = () if changed is None else config.remedies
     missing = "too little of the time budget was left" if changed is None else "the model expects more without it"
     why = {name: f"it failed: {each.message.rstrip('.')}" for other, each in state.failed for name in other.remedies}
     why |= dict.fromkeys(ran, "measured with the others")
     tried = [
-        TriedRemedy(
-            name=step.remedy.name,
-            title=step.remedy.title,
-            changes=step.changes,
-            code=step.remedy.code(replace(stack.at, config=config), step.seen),
-            config=config,
-            predicted=step.predicted,
-            gain=gain if ran == (step.remedy.name,) else None,
-            kept=kept is not None and step.remedy.name in ran,
-            reason=None if ran == (step.remedy.name,) else why.get(step.remedy.name, missing),
+        replace(
+            each,
+            gain=gain if ran == (each.name,) else None,
+            reason=None if ran == (each.name,) else why.get(each.name, missing),
         )
-        for step in stack.steps
+        for each in stack.tried(config)
     ]
-    together = None if kept is None else kept.throughput
-    return Remedies(tried=tuple(tried), config=config if kept else None, samples_per_s=together, gain=gain)
+    return Remedies(tried=tuple(tried), config=config if is_kept else None, gain=gain)
 
 
 # Steps without a loader
@@ -183,9 +172,11 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
     for _ in range(MOST_TIMINGS):
         if compute_fraction(state.compute_points, config, finalist.samples_per_s) is not None:
             return
-        takes_s = COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
-        point = _compute_point(run, config, min(1.0, 0.1 * budget.left_s)) if takes_s <= budget.left_s else None
-        if point is None:
+        point, takes_s = None, COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
+        if takes_s <= budget.left_s:
+            with suppress(LoadtuneError):  # the answer does not depend on it
+                point = run.training.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * budget.left_s))
+        if not isinstance(point, ComputePoint):
             return
         # One point for each recipe and batch size: the fastest timing of it, and how many there were.
         same = [p for p in state.compute_points if (p.recipe, p.batch_size) == (point.recipe, point.batch_size)]
@@ -193,12 +184,3 @@ def _time_compute_of(run: Run, finalist: Finalist) -> None:
         kept = replace(fastest, num_timings=sum(p.num_timings for p in (*same, point)))
         state.compute_points = (*(p for p in state.compute_points if p not in same), kept)
         run.journal.save()
-
-
-def _compute_point(run: Run, config: TrialConfig, seconds: float) -> ComputePoint | None:
-    """None: it could not be timed, and the answer does not depend on it."""
-    with suppress(LoadtuneError):
-        point = run.training.time_compute(config.recipe, config.batch_size, seconds)
-        if isinstance(point, ComputePoint):
-            return point
-    return None

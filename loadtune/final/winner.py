@@ -6,17 +6,25 @@ be true (simulated: it overclaims by 6% at 5% noise).
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from loadtune.records.answer import MISREAD, QUIETER, compute_fraction, compute_rate, failures_of, is_barred
+from loadtune.records.answer import (
+    MISREAD,
+    QUIETER,
+    compute_fraction,
+    compute_rate,
+    failures_of,
+    is_barred,
+    measured_of,
+)
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Attempt, Finalist, Unconfirmed, UnconfirmedReason, Winner
 from loadtune.report.wording import settings_text
 from loadtune.search.search import MIN_RUNS
-from loadtune.search.space import size
+from loadtune.search.space import NEAR, roomiest, size
 from loadtune.statistics.interval import Interval, around_ratio, spread_between, t
 from loadtune.units import counted, rate_text
 
@@ -31,7 +39,7 @@ FEWEST_DEGREES = 4
 with which the interval of one look is 29 standard errors wide."""
 
 TIE = 0.98
-"""Means within 2% of the best count as equal; the smallest of them wins."""
+"""Means within 2% count as equal; the smallest of them wins."""
 
 MARGIN = 0.03
 """Differences that lie within 3% are none: "no difference" is then the answer."""
@@ -53,43 +61,55 @@ class Verdict:
     batch_size: int | None = None
     """That the user gave. None: none."""
     keeps_precision: bool = False
-    """Whether the user named a precision. Another one then has to be proven faster than the best with theirs."""
+    """Whether the user named a precision. Another has to be proven faster, or to leave the device more headroom."""
     trials: Sequence[Attempt] = ()
     """Those of the search. They tell how far runs of one configuration differ, as two rounds of the final alone hardly
     do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200)."""
     points: Sequence[ComputePoint] = ()
     """Compute-only rates that are to be reached by no finalist."""
+    compute_per_s: Mapping[TrialConfig, float] = field(default_factory=dict)
+    """Compute-only samples/s of contestants, as far as they are known: the headroom that they leave the device."""
     num_rounds: int = LOOKS[-1]
     """Those that count, from the first on."""
+
+    @cached_property
+    def _runs(self) -> dict[TrialConfig, list[Measurement]]:
+        """Of each that ran, in rounds that count."""
+        ran = measured_of(self.ran)
+        runs = {config: [run for other, run in ran if other == config][: self.num_rounds] for config, _ in ran}
+        return {config: own for config, own in runs.items() if own}
 
     @cached_property
     def finalists(self) -> tuple[Finalist, ...]:
         """Runs put together by configuration, each mean with its interval and with what rules it out, if anything does;
         configurations that never ran are left out."""
-        runs = dict[TrialConfig, tuple[Measurement, ...]]()
-        for each in self.ran:
-            own = runs.get(each.config, ())
-            if each.measurement is not None and len(own) < self.num_rounds:
-                runs[each.config] = (*own, each.measurement)
-        twice = any(len(own) >= MIN_RUNS for own in runs.values())
-        tried = {trial.config: trial.measurement for trial in self.trials if twice}
         found = [
             Finalist(
                 config=config,
-                runs=own,
-                tried=tried.get(config),
+                runs=tuple(own),
                 failures=tuple(failure for other, failure in failures_of(self.ran) if other == config),
             )
-            for config, own in runs.items()
+            for config, own in self._runs.items()
         ]
 
         def judged(each: Finalist) -> Finalist:
-            # From its own spread where it ran often enough to have one; configurations differ in how steady they are.
-            among = [replace(each, tried=None)] if len(each.runs) > FEWEST_DEGREES else found
-            known = replace(each, half_width_fraction=each.mean_among(among).half_width_fraction(len(found)))
+            seen = [(*other.runs, *self._tried(other.config)) for other in found]
+            if len(each.runs) > FEWEST_DEGREES:  # its own spread; configurations differ in how steady they are
+                seen = [each.runs]
+            half_width, spread = None, spread_between([[run.samples_per_s for run in runs] for runs in seen])
+            if spread is not None:
+                sd = spread.sd / math.sqrt(len(each.runs))
+                half_width = t(spread.degrees_of_freedom, num_intervals=len(found)) * sd
+            known = replace(each, half_width_fraction=half_width)
             return replace(known, unconfirmed=self._ruled_out_by(known))
 
         return tuple(map(judged, found))
+
+    def _tried(self, config: TrialConfig) -> list[Measurement]:
+        """Its run in the search, which counts for the spread between runs alone: it was picked for what it read there.
+        Empty: it was not tried, or nothing ran twice in the final."""
+        is_twice = any(len(own) >= MIN_RUNS for own in self._runs.values())
+        return [run for other, run in measured_of(self.trials) if other == config and is_twice]
 
     def _ruled_out_by(self, finalist: Finalist) -> Unconfirmed | None:
         """Why it is never the answer. None: nothing rules it out."""
@@ -133,7 +153,7 @@ class Verdict:
         num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
         spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)
         if spread is None or spread.degrees_of_freedom < FEWEST_DEGREES:
-            tried = [[each.tried.score] if each.tried else [] for each in self.finalists]
+            tried = [[run.score for run in self._tried(each.config)] for each in self.finalists]
             spread = spread_between([[*own[:num_rounds], *seen] for own, seen in zip(scores, tried, strict=True)])
         if spread is None:
             return Interval(value=ratio)
@@ -142,8 +162,8 @@ class Verdict:
         return around_ratio(ratio, t(spread.degrees_of_freedom, ERROR / num_looks, num_comparisons) * sd)
 
     def best(self, batch_size: int | None = None) -> Finalist | None:
-        """The smallest of those within 2% of the best that is proven better than the baseline. ``batch_size`` leaves
-        only its own to choose from; None: any.
+        """Of those that are proven better than the baseline and stand beside the best, see `_standing`. ``batch_size``
+        leaves only its own to choose from; None: any.
 
         Where nothing is, the baseline itself: a rival has to gain for sure, the user's settings do not. The best of all
         where the baseline has no rate, or does not train. None: nothing ran, or something rules out all that did. A
@@ -157,12 +177,23 @@ class Verdict:
             eligible = [f for f in eligible if (self.ratio(f, own).low or 0.0) > 1.0] or [own]
         if not eligible:
             return None
-        best = _smallest(eligible)
+        best = self._standing(eligible)
         same = [f for f in eligible if self.yours is not None and f.config.precision == self.yours.precision]
         if not self.keeps_precision or not same or best in same:
             return best
-        kept = _smallest(same)
-        return best if self.ratio(best, kept).holds(1.0) is False else kept
+        kept = self._standing(same)
+        is_roomier = kept.config not in roomiest({f.config: f.score for f in (best, kept)}, self.compute_per_s)
+        return best if is_roomier or self.ratio(best, kept).holds(1.0) is False else kept
+
+    def _standing(self, among: Sequence[Finalist]) -> Finalist:
+        """Of those near the best that are not proven to differ from it: with the user's batch size, if any has it; then
+        with the most headroom, which a change of the code can use; of these, the smallest within 2% of their best."""
+        best = max(among, key=lambda f: f.score)
+        near = [f for f in among if f.score >= NEAR * best.score and self.ratio(best, f).holds(1.0) is not False]
+        near = [f for f in near if f.config.batch_size == self.batch_size] or near  # another one needs retuning
+        most = roomiest({f.config: f.score for f in near}, self.compute_per_s)
+        roomy = [f for f in near if f.config in most]
+        return min((f for f in roomy if f.score >= TIE * max(f.score for f in roomy)), key=lambda f: size(f.config))
 
     def winner(self, batch_size: int | None = None) -> Winner | None:
         """The best, beside the baseline, and where that is the best beside its rivals."""
@@ -248,12 +279,6 @@ class Verdict:
         """With this batch size, without changes of the code, and unless something else than these rules them out."""
         able = [f for f in self.finalists if not f.unconfirmed or f.unconfirmed.reason in doubts]
         return [f for f in able if not f.config.remedies and batch_size in (None, f.config.batch_size)]
-
-
-def _smallest(among: Sequence[Finalist]) -> Finalist:
-    """Of those within 2% of the best."""
-    top = max(f.score for f in among)
-    return min((f for f in among if f.score >= TIE * top), key=lambda f: size(f.config))
 
 
 def _is_told(ratio: Interval) -> bool:

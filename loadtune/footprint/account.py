@@ -1,6 +1,4 @@
-"""Whose each block of memory was during one step, followed operation by operation, and what was alive at its peak.
-
-In: the books of an allocator, every operation that runs, and which tensors are known by name. Out: `PeakLines`. A
+"""Whose each block of memory was during one step, followed operation by operation, and what was alive at its peak. A
 real step has the books of CUDA's allocator; one that is only worked out from shapes has those of its storages.
 """
 
@@ -148,8 +146,7 @@ class StorageBooks:
             self.events.append(Event(key, 0))
 
 
-# Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
-MAX_EVENTS = 400_000
+MAX_EVENTS = 400_000  # three steps of the models tried came to 11,000 at most; a longer trace is not used
 COUNTED = ("alloc", "free_requested")
 """What the allocator's counters count: a request to give back lowers what is in use."""
 

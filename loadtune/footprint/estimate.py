@@ -1,9 +1,8 @@
 """The account of a step that is never run, its layers, and the largest batch that follows from two accounts.
 
-In: a `StepPlan` and a batch size. The dataset is real: a sample of it is looked at. The step is taken through on fake
-tensors: every operation is dispatched and allocates nothing. They lie on a fake CPU, because autograd refuses a fake
-GPU where there is no real one, and where there is one a context would be created. Autocast and dropout then go the
-CPU's way; `CudaWays` puts them right.
+The step is taken through on fake tensors: every operation is dispatched and allocates nothing. They lie on a fake CPU,
+because autograd refuses a fake GPU where there is no real one, and where there is one a context would be created.
+Autocast and dropout then go the CPU's way; `CudaWays` puts them right.
 """
 
 import logging
@@ -231,20 +230,8 @@ class _LayerWatch(StepWatch):  # type: ignore[no-untyped-call]
 
 
 # Of autocast's fp32 list for CUDA (torch/amp/autocast_mode), those in models; the CPU's list lacks them.
-_IN_FP32 = frozenset(
-    {
-        functional.layer_norm,
-        functional.group_norm,
-        functional.softmax,
-        functional.log_softmax,
-        functional.cross_entropy,
-        functional.nll_loss,
-        torch.softmax,
-        torch.log_softmax,
-        torch.Tensor.softmax,
-        torch.Tensor.log_softmax,
-    }
-)
+_IN_FP32 = {functional.layer_norm, functional.group_norm, functional.cross_entropy, functional.nll_loss}
+_IN_FP32 |= {getattr(owner, name) for owner in (functional, torch, torch.Tensor) for name in ("softmax", "log_softmax")}
 _HALVES = (torch.float16, torch.bfloat16)
 
 

@@ -1,8 +1,7 @@
 """Memory by source line: `trace_memory` around a block, `run_traced` for a script.
 
-``sys.settrace`` on the calling frame, and on what it calls, tells which line runs: ``sys.monitoring`` is not in Python
-3.11. Only the user's own files are followed: what happens in other frames belongs to the line that called them. The
-tracer that was there before, a debugger or coverage, sees nothing meanwhile and is put back.
+``sys.settrace`` tells which line runs (``sys.monitoring`` came with Python 3.12). Only the user's own files are
+followed: what happens elsewhere belongs to the line that called it. A debugger sees nothing meanwhile.
 """
 
 import os
@@ -101,7 +100,7 @@ class Tracing:
                 frame.f_trace = self._line
                 self._enter(frame)
             else:
-                self._stack = [self._ledger.begin(None, 0, "", num_visits=0)]
+                self._stack = [self._ledger.begin(None, 0, num_visits=0)]
             hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._watch.name_state(optimizer))
             undo.callback(hook.remove)
             undo.enter_context(self._watch)
@@ -129,20 +128,19 @@ class Tracing:
         return self._line
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        top, code = self._stack[-1], frame.f_code
+        top = self._stack[-1]
         if event == "line" and top.num_visits and top.line == frame.f_lineno:
             return self._line  # the next turn of a comprehension, which has no frame of its own since Python 3.12
         if event == "line":
             self._end_top()
-            self._stack[-1] = self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name)
+            self._stack[-1] = self._ledger.begin(frame.f_code.co_filename, frame.f_lineno)
         elif event == "return" and len(self._stack) > 1:
             self._leave()
         return self._line
 
     def _enter(self, frame: FrameType) -> None:
         """A generator that goes on has no line event of its own: what it does first is its frame's."""
-        code = frame.f_code
-        self._stack.append(self._ledger.begin(code.co_filename, frame.f_lineno, code.co_name, num_visits=0))
+        self._stack.append(self._ledger.begin(frame.f_code.co_filename, frame.f_lineno, num_visits=0))
 
     def _leave(self) -> None:
         self._end_top()

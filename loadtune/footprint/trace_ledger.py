@@ -1,10 +1,9 @@
 """What happened while a line ran: the records of a trace, and the `Ledger` that they are written in.
 
-A dispatch mode sees every operation's outputs, a weak reference on the storage its end. A storage is counted once
-however many views it has. What no operation returned (NumPy's memory, a loader's batch, what C++ made for itself) is
-met as an argument of the first operation that uses it. Visits that did the same are folded into one row, so that a loop
-of a million lines stays as small as its first turns. PyTorch hands the mode on to the threads that run a backward pass
-on a GPU; the line is then still the one that called ``backward``.
+A dispatch mode sees every operation's outputs, a weak reference on the storage its end. What no operation returned
+(NumPy's memory, a loader's batch, what C++ made for itself) is met as an argument of the first operation that uses it.
+Visits that did the same are folded into one row. PyTorch hands the mode on to the threads that run a backward pass on a
+GPU; the line is then still the one that called ``backward``.
 """
 
 import gc
@@ -67,7 +66,6 @@ class TracedLine:
     """None: what ran outside of every kept file."""
     line: int
     """From 1; 0 where there is no file."""
-    function: str
     source: str = ""
     """The line's text without indentation; empty where it cannot be read."""
     cpu: LineUse = field(default_factory=LineUse)
@@ -148,11 +146,11 @@ class Ledger:
         """By device, when it was last read."""
         self.lines: dict[tuple[object, ...], TracedLine] = {}
         """By what a visit of the line did."""
-        self.current = TracedLine(file=None, line=0, function="")
+        self.current = TracedLine(file=None, line=0)
 
-    def begin(self, file: str | None, line: int, function: str, *, num_visits: int = 1) -> TracedLine:
+    def begin(self, file: str | None, line: int, *, num_visits: int = 1) -> TracedLine:
         """``num_visits`` 0: a frame before its first line, of interest only if something happens there."""
-        begun = TracedLine(file=file, line=line, function=function, num_visits=num_visits)
+        begun = TracedLine(file=file, line=line, num_visits=num_visits)
         self.resume(begun)
         return begun
 

@@ -1,9 +1,7 @@
-"""The control groups this process is in: how many cores and how much memory they let it have.
+"""The control groups this process is in, of cgroup v1, v2, or both: how many cores and how much memory they allow.
 
-In: ``/proc/self/cgroup``, ``/proc/self/mountinfo`` and the limit files they lead to, of cgroup v1, v2, or both mounted
-side by side. Out: the tightest CPU quota and every memory limit from this process's own group up to the root, since a
-parent's limit binds its children. In a container affinity, physical memory and psutil show the host, and know nothing
-of these. Every read takes the root of the file system, so that tests bring their own.
+A parent's limit binds its children. In a container affinity and psutil show the host, and know nothing of these. Every
+read takes the root of the file system, so that tests bring their own.
 """
 
 import re

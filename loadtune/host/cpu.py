@@ -1,7 +1,5 @@
-"""Cores: how many this process may really use, what they are called, and how busy they are, all processes together.
-
-Which counter is right depends on what bounds us: under a quota the group's own account (the host's cores are busy with
-others as well), else the cores this process may run on.
+"""Cores: how many this process may really use, what they are called, and how busy they are, all processes together:
+under a quota by the group's own account, else by that of the cores this process may run on.
 """
 
 import math

@@ -1,7 +1,5 @@
-"""Which GPUs are there, who holds their memory, which device the training runs on, and what it does meanwhile.
-
-In: NVML's answers. Out: `GpuFacts`, in which what cannot be had is None; a `Device`; and probes: how busy the GPU is,
-what processes that are not ours take of it, and how full the chip is, from its performance counters.
+"""Which GPUs are there, who holds their memory, which device the training runs on, and what it does meanwhile: how busy
+it is, what others take of it, and how full the chip is, from its performance counters.
 """
 
 import math
@@ -127,8 +125,7 @@ def matching(prefix: str, uuids: Sequence[str]) -> list[str]:
 
 
 FREE_TIE_FRACTION = 0.01
-"""Free memory this close counts as equal, so that utilization decides: 1% of the batch size is less than a memory
-ceiling is known to (0.975 to 1.00 of the truth), while a busy GPU can cost half the throughput."""
+"""Free memory this close counts as equal, so that utilization decides: a busy GPU can cost half the throughput."""
 
 
 def choose_device(host: HostFacts, requested: str | None) -> Device:

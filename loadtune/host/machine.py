@@ -1,6 +1,5 @@
-"""What machine is this, and what does it do right now? psutil and pynvml are loaded by the first question. torch is
-looked at and not imported, which would cost the controller seconds and hundreds of megabytes: its version and the CUDA
-version it was built for are in the text of its ``version.py``."""
+"""What machine is this, and what does it do right now? psutil and pynvml are loaded by the first question. torch, which
+costs seconds and hundreds of megabytes, is never imported: the text of its ``version.py`` is read."""
 
 import importlib.util
 import os

@@ -1,7 +1,6 @@
 """RAM and /dev/shm: what is there, what a limit leaves of it, what is free now, how often the kernel killed for it.
 
-In: /proc, the cgroup limits and counters. Out: plain numbers.
-Nothing is kept between two reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
+Nothing is kept between two reads: virtual machines were seen to show 31 GiB at first and grow to 256.
 """
 
 import os
@@ -47,12 +46,9 @@ def read_shm(folder: Path = Path("/dev/shm")) -> tuple[int, int]:
 
 
 def read_oom_kills(system: Path = Path("/")) -> int | None:
-    """Processes that the kernel killed so far for lack of memory: what tells its SIGKILL from anybody else's.
-
-    Of this process's own group where that is counted, else of the machine. None: nothing counts them. The kernel raises
-    the count before it sends the signal. The group's own comes first because the machine's also moves when some other
-    container runs out of memory; its parent's does not come, because in v1 that does not count what its children lost.
-    """
+    """Processes that the kernel killed so far for lack of memory; the count rises before the signal is sent. None:
+    nothing counts them. Of this process's own group where that is counted, else of the machine, with all containers.
+    Not of the group's parent: in v1 that does not count what its children lost."""
     own = [
         folder / file
         for controller, file in ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))

@@ -1,7 +1,5 @@
-"""The one door to NVML: the driver is opened by the first question, under a lock.
-
-Whatever goes wrong, for a driver that is missing, old or broken, is a `NoAnswerError`. NVML makes no CUDA context, so
-the controller may ask without taking any of the GPU's memory.
+"""The one door to NVML, which is opened by the first question, and makes no CUDA context. Whatever goes wrong, for a
+driver that is missing, old or broken, is a `NoAnswerError`.
 """
 
 import threading

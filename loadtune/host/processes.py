@@ -1,7 +1,5 @@
-"""What the training process, its workers and everything else it started use: CPU time as cores, memory, reads.
-
-In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: probes and a guard. While a
-request runs, the guard says when to end a training process that takes all RAM. The kernel might kill another one.
+"""What the training process, its workers and everything else it started use: CPU time as cores, memory, reads. And a
+guard, which says when to end a training process that takes all RAM: the kernel might kill another one.
 """
 
 import time
@@ -100,9 +98,8 @@ class ProcessTree:
     def look_at_reads(self) -> Look:
         """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
 
-        As a process ends, the kernel adds its account to its parent's. Between the end and the parent's notice of it
-        the sum dips, and its highest is taken. What was read from files is the workers' alone: a training process that
-        had workers has also read what they read.
+        As a process ends, the kernel adds its account to its parent's, a moment later: until then the sum dips. What
+        was read from files is the workers' alone: their parent has also read what they read.
         """
         counts = {process: counted for process in self.last if (counted := _asked(process.io_counters)) is not None}
         if not self.last:
@@ -149,19 +146,12 @@ def _asked(question: Callable[[], Any]) -> Any:
         return None
 
 
-def anonymous_bytes(pid: int) -> int | None:
-    """Resident now; pages shared with other processes are in it. None: it ended."""
-    used = _asked(lambda: _used(_process(pid)))
-    return None if used is None else used.own_bytes
-
-
 def proportional_bytes(pid: int) -> int | None:
-    """The same, with each page divided by the number of processes that share it; undivided where that is not told.
-
-    It takes 20 ms where 0.9 GB are resident, and 0.03 ms undivided, so it is asked only when RAM is short.
-    """
+    """Resident without files, each page divided by the number of processes that share it; undivided where that is not
+    told. None: it ended. It takes 20 ms where 0.9 GB are resident, so it is seldom asked."""
     own = parse_counters(read_text(Path(f"/proc/{pid}/smaps_rollup"))).get("Pss_Anon")
-    return anonymous_bytes(pid) if own is None else own
+    used = _asked(lambda: _used(_process(pid))) if own is None else None
+    return own if used is None else used.own_bytes
 
 
 def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
@@ -174,9 +164,9 @@ def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
         return 0.0, 0.0
 
 
-def tree_bytes(pid: int, of: Callable[[int], int | None]) -> int:
-    """Of a process and all that it started, together."""
-    return sum(of(each.pid) or 0 for each in _tree(_asked(lambda: _process(pid))))
+def tree_bytes(pid: int) -> int:
+    """`proportional_bytes` of a process and all that it started, together."""
+    return sum(proportional_bytes(each.pid) or 0 for each in _tree(_asked(lambda: _process(pid))))
 
 
 RESERVE = 0.05
@@ -197,11 +187,11 @@ class RamGuard:
         self,
         pid: int,
         ram: Callable[[], Ram] = read_ram,
-        held: Callable[[int, Callable[[int], int | None]], int] = tree_bytes,
+        held: Callable[[int], int] = tree_bytes,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pid, self._ram, self._held, self._now = pid, ram, held, now
-        self._begun_bytes = self._held(pid, anonymous_bytes)
+        self._begun_bytes = held(pid)
         self._available = ram().available_bytes
         self._due_s = 0.0
 
@@ -217,7 +207,7 @@ class RamGuard:
         ram = self._ram()
         if ram.available_bytes >= min(RESERVE * ram.limit_bytes, self._available / 2):
             return None
-        grown = self._held(self._pid, proportional_bytes) - self._begun_bytes
+        grown = self._held(self._pid) - self._begun_bytes
         if grown < _OURS * (self._available - ram.available_bytes):
             self._due_s = now + 10 * _EVERY_S  # to ask that of every process is dear
             return None

@@ -1,10 +1,7 @@
 """The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
 
-In: the device, whose process tree the training process is. Out: `Telemetry`, as `seams.Sensor` asks.
-One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
-
-A value stands for the time since the look before. So a mean is the difference of two integrals, and a sampler that was
-late bends nothing.
+One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more. A value stands for the
+time since the look before. So a mean is the difference of two integrals, and a sampler that was late bends nothing.
 """
 
 import math
@@ -116,7 +113,6 @@ class Record:
     def _timeline(self, num_slices: int, start_s: float, end_s: float) -> dict[str, Any]:
         slice_s = (end_s - start_s) / num_slices
         edges = [start_s + position * slice_s for position in range(num_slices)] + [end_s]
-
         series: dict[str, tuple[float | None, ...]] = {}
         for figure in self._tracks.keys() & {"gpu_utilization_fraction", "cpu_utilization_fraction"}:
             values = self._tracks[figure].means(edges)
@@ -125,12 +121,8 @@ class Record:
         return {"slice_s": slice_s, **series}
 
 
-CPU_SHARE = 0.015
-"""Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look:
-twelve times a second that was 3% of a core. Elsewhere it is microseconds."""
-
-LONGEST_PAUSE_S = 2.0
-"""That dear looks earn: a trial lasts for seconds, and must not go unseen."""
+CPU_SHARE, LONGEST_PAUSE_S = 0.015, 2.0
+"""Share of a core for one probe's looks, and the longest pause that dear ones earn: one took 2.5 ms of CPU time."""
 
 
 def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Probe, ...]:

@@ -3,13 +3,13 @@
 import os
 import re
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from loadtune.records.loading import LoadingStep, TriedChange
 
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
     from loadtune.model.workers import Work
-    from loadtune.records.loading import LoadingStep
     from loadtune.statistics.interval import Interval
 
 KEPT_EPOCHS = 100
@@ -31,7 +31,7 @@ class Account:
     kept_workers: int | None = None
     """Those that were decided on. None: the user's."""
     state: str = "watching"
-    """``watching``, ``starting``, ``judging``, ``comparing``, ``resting``, ``left alone`` or ``replaying``."""
+    """``watching``, ``starting``, ``judging``, ``comparing``, ``resting`` or ``left alone``."""
     reason: str | None = None
     """Why it is left alone, or stays at its workers. None: nothing to say."""
     bottleneck: str | None = None
@@ -80,17 +80,22 @@ class Account:
     gain_high: float | None = None
     """Limits of the interval of `gain`, which holds it in 95 of 100. None: measured once before and after the change,
     which does not tell a gain from a change of the machine's load."""
-    steps: list["LoadingStep"] = field(default_factory=list)
+    steps: list[LoadingStep] = field(default_factory=list)
     """What takes the time of loading, the largest steps first. Empty: too little was seen, or nobody looked."""
     slow_worker: int | None = None
     """The one, from 0, that takes clearly longer for a batch than the others. None: there is none."""
     slow_times: float | None = None
     """How many times as long as the median worker."""
+    changes: list[TriedChange] = field(default_factory=list)
+    """Of the user's code: tried beside the loop, each on top of those before it."""
+    changes_gain: float | None = None
+    """Times as fast as the loop is predicted to be with all of them. None: there are none."""
+    changes_reason: str | None = None
+    """Why none were tried, or not all. None: nothing to say."""
 
     def __post_init__(self) -> None:
-        read: list[Any] = [each for each in self.steps if isinstance(each, dict)]
-        if read:  # from a file
-            self.steps = [import_module("loadtune.records.loading").LoadingStep(**each) for each in read]
+        self.steps = [LoadingStep(**each) if isinstance(each, dict) else each for each in self.steps]  # from a file
+        self.changes = [TriedChange(**each) if isinstance(each, dict) else each for each in self.changes]
 
     def advise(self, *texts: str) -> None:
         self.advice += [each for each in texts if each not in self.advice]

@@ -32,8 +32,8 @@ class Options:
     """Measure and advise; switch nothing."""
     until_tuned: bool = False
     """End the script, exit code 0, once the loaders that train have settled."""
-    replay: str | None = None
-    """A result whose switches are repeated at the same batches. None: tune."""
+    advice: bool = False
+    """Try changes of the code in a process beside the loop."""
 
 
 # Where a launcher put it

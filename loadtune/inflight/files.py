@@ -9,24 +9,19 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from loadtune.host.cpu import read_cpu_name, read_num_usable_cores
+from loadtune.host.cpu import read_num_usable_cores
 from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
-from loadtune.inflight.words import gain_text
-from loadtune.units import counted
 
 RESULT_FILE = "inflight.json"
 CACHE_VARIABLE = "LOADTUNE_CACHE"
-SCHEMA_VERSION = 2
 _HALF_WRITTEN_S = 60.0
 """Age of a file from which on nobody writes it any more."""
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
     """The file is whole or as it was. Raises OSError."""
-    machine = f"{read_cpu_name() or 'CPU'}, {counted(read_num_usable_cores(), 'core')}"
-    where = {"machine": machine, "ranks": max([num_local_ranks(), *(each.rank + 1 for each in found)])}
-    record = {"schema_version": SCHEMA_VERSION, **where, "loaders": [asdict(each) for each in found]}
+    record = {"loaders": [asdict(each) for each in found]}
     for old in folder.glob(f".{name}.????????"):  # of a writer that was killed
         with suppress(OSError):
             if time.time() - old.stat().st_mtime > _HALF_WRITTEN_S:
@@ -45,14 +40,11 @@ def write_own(folder: str | None) -> None:
 
 
 def read(path: Path) -> list[Account]:
-    """Raises ValueError where the file is no such result, OSError where it cannot be read."""
+    """Raises ValueError where the file is no such result of this version, OSError where it cannot be read."""
     try:
-        record = json.loads(path.read_text())
-        if record["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"its schema_version is {record['schema_version']}, and {SCHEMA_VERSION} can be read")
-        return [Account(**each) for each in record["loaders"]]
+        return [Account(**each) for each in json.loads(path.read_text())["loaders"]]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no result of loadtune exec: {error}") from None
+        raise ValueError(f"{path} is no result of loadtune exec, or of another version: {error}") from None
 
 
 # For the next run of the same script: a file for each loader, in the folder that $LOADTUNE_CACHE names
@@ -73,15 +65,14 @@ def learnt_file(account: Account, launchers: str | None, *facts: object) -> Path
     return Path(folder) / f"{hashlib.sha256(repr(same).encode()).hexdigest()[:16]}.json" if folder else None
 
 
-def read_learnt(path: Path, account: Account) -> Account | None:
-    """What an earlier run found about it. None: nothing that can be used."""
+def read_learnt(path: Path) -> Account | None:
+    """What an earlier run found about a loader. None: nothing that can be used."""
     with suppress(OSError, ValueError, TypeError):
         (found,) = read(path)
         measured = (found.load_s, found.cpu_s, found.num_workers)
         are_numbers = all(isinstance(each, int | float) and each > 0 for each in measured)
         sizes = (found.num_workers, found.batch_bytes, found.batch_tensors)
-        same = (found.name, found.own_workers) == (account.name, account.own_workers)
-        return found if same and are_numbers and all(isinstance(each, int) for each in sizes) else None
+        return found if are_numbers and all(isinstance(each, int) for each in sizes) else None
     return None
 
 
@@ -89,18 +80,3 @@ def write_learnt(path: Path, account: Account) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write([account], path.parent, path.name)
-
-
-LEARNT_COLUMNS = ("loader", "machine", "ranks on it", "workers", "gain")
-
-
-def learnt_rows(folder: Path) -> list[tuple[str, ...]]:
-    """One for each loader that is kept in a folder, as `LEARNT_COLUMNS` say; what cannot be read is left out."""
-    rows = []
-    for path in folder.glob("*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError):
-            record = json.loads(path.read_text())
-            for found in read(path):
-                where = (found.name, str(record["machine"]), str(record["ranks"]))
-                rows.append((*where, f"{found.own_workers} → {found.num_workers}", gain_text(found)))
-    return sorted(rows)

@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -121,15 +120,11 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         account.name += f" ({len(tuners) + 1})"
     if options.freeze and not tuners:
         words.say(None, f"{account.name} is tuned: --freeze does not name it")
-    replayed = learnt = None
-    if options.replay is not None:
-        found = files.read(Path(options.replay))
-        same_loader = (each for each in found if (each.name, each.rank) == (account.name, here))
-        replayed = next(same_loader, Account(name=account.name, own_workers=number, num_workers=number))
-    elif not options.dry_run:
+    learnt = None
+    if not options.dry_run:
         learnt = files.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
     accounts().append(account)
-    tuner = Tuner(account, loader, options, replayed, learnt)
+    tuner = Tuner(account, loader, options, learnt)
     tuner.key = key
     shared.tuners.append(tuner)
     return tuner

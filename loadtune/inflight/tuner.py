@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from loadtune.decide import inflight as decide
+from loadtune.decide.advice import MOST_S, UNTIL_TUNED_S, AtRest
 from loadtune.decide.bounds import Queued, most_workers
 from loadtune.decide.inflight import Action, Bound, Job, Reading, State
 from loadtune.decide.steps import GROUP, Steps
@@ -28,10 +29,11 @@ from loadtune.host.cpu import cpu_use
 from loadtune.host.processes import proportional_bytes
 from loadtune.inflight import files, readings, words
 from loadtune.inflight.account import KEPT_EPOCHS, Account
+from loadtune.inflight.advice import Advice
 from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.ranks import Ranks
 from loadtune.model.workers import MOST, Work
-from loadtune.records.loading import KEPT_STEPS
+from loadtune.records.loading import KEPT_STEPS, changes_text
 from loadtune.statistics.looks import LOOKS
 from loadtune.stream import torch_private as private
 from loadtune.stream import worker_init
@@ -87,17 +89,12 @@ class Tuner:
     iterator: Any
     trust: Any
     """Of the iterator that is watched. None: there is none, or it has ended."""
+    parts: Any
+    """What its loader is made of. None: as above, or nobody wants to know."""
 
-    def __init__(
-        self,
-        account: Account,
-        loader: Any,
-        options: Options,
-        replayed: Account | None = None,
-        learnt_file: Path | None = None,
-    ) -> None:
-        """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found."""
-        self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
+    def __init__(self, account: Account, loader: Any, options: Options, learnt_file: Path | None = None) -> None:
+        """``learnt_file``: for what is found."""
+        self.account, self.options, self.learnt_file = account, options, learnt_file
         self.shared, self.lock = Shared.here(), threading.RLock()
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
@@ -108,7 +105,7 @@ class Tuner:
             persistent=loader.persistent_workers,
             may_compare=is_forked,
         )
-        self.state = State(job=job, stage="watching" if replayed is None else "replaying")
+        self.state = State(job=job)
         self.shards = readings.num_shards(loader.dataset) if self.is_stream else None
         self.key: Any = None
         """Dataset, settings and place in the code: loaders that are made anew have the same."""
@@ -145,10 +142,12 @@ class Tuner:
         self.worker_bytes: int | None = None
         """RAM of one of its workers beside its batches: asked once, for it takes 20 ms a gigabyte. None: not yet."""
         self.steps, self.looks = Steps(-1), Looks()
+        is_wanted = options.advice and not self.is_stream and account.rank == 0
+        self.advice = Advice(account, is_wanted=is_wanted, may_run_s=UNTIL_TUNED_S if options.until_tuned else MOST_S)
         self.clocks: readings.Clocks | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state, account.reason = self.state.stage, words.reason_text("stream") if self.is_stream else None
-        if learnt_file is not None and (found := files.read_learnt(learnt_file, account)) is not None:
+        if learnt_file is not None and (found := files.read_learnt(learnt_file)) is not None:
             self._begin_with(found)
 
     @property
@@ -196,22 +195,15 @@ class Tuner:
                 self._left(reason)
             elif (self.own > 0 or sampler.is_known) and not self.must_show:
                 number = self.state.target
-        at_once = [replayed for batch, replayed in self._replayed(self.epoch + 1) if batch == 0]
-        number = at_once[-1] if at_once else number
         ways: dict[str, Any] = {"known": self.known, "exact": self.must_show, "told_workers": self.told_workers}
         ways["looks"] = self.looks
         iterator = SwitchingIterator(view, number, may_ask_ahead=sampler.may_ask_ahead, **ways)
         self.opening_s = time.perf_counter() - asked_s
-        return iterator, trust
+        return iterator, trust, self.advice.parts_of(loader)
 
     def release(self) -> None:
         """The dataset, and whatever else belongs to an iterator, is not kept beyond its life."""
-        self.iterator = self.trust = None
-
-    def _replayed(self, epoch: int) -> list[tuple[int, int]]:
-        """The switches to be repeated in this epoch: batch, workers. None once the loader is left alone."""
-        switches = () if self.replayed is None or self.state.stage == "left alone" else self.replayed.switches
-        return [(each["batch"], each["num_workers"]) for each in switches if each["epoch"] == epoch]
+        self.iterator = self.trust = self.parts = None
 
     def begin(self, watched: Any) -> None:
         """The epoch of this iterator, which `open` gave or which begins again, is the one that is watched."""
@@ -220,7 +212,7 @@ class Tuner:
             self.guard(self._begin, watched, of=watched)
 
     def _begin(self, watched: Any) -> None:
-        self.iterator, self.trust = watched._opened
+        self.iterator, self.trust, self.parts = watched._opened
         self.epoch += 1
         self.last_end, self.blocked_then_s, self.num_delivered = None, 0.0, 0
         number = self.iterator.num_delivering
@@ -228,9 +220,6 @@ class Tuner:
         self.epoch_then = number, self.account.num_batches, self.account.total_s
         if self.must_show and self.state.target is not None:
             self.iterator.switch(self.state.target)
-        for batch, replayed in self._replayed(self.epoch):
-            if batch > 0:
-                self.iterator.switch(replayed, at=batch)
 
     def end(self, is_exhausted: bool = False, is_over: bool = False) -> None:
         """No more batches come in this epoch. ``is_exhausted``: its workers have just ended, as its last step did.
@@ -373,6 +362,8 @@ class Tuner:
         if self.num_delivered < 3:
             largest = max((account.batch_bytes, account.batch_tensors), readings.batch_size(batch))
             account.batch_bytes, account.batch_tensors = largest
+        if not self.advice.is_over:
+            self.advice.drawn.append(self.iterator.last_drawn())
         self.num_delivered += 1
         account.num_batches += 1
         if self.last_end is None:
@@ -388,9 +379,11 @@ class Tuner:
         self.shared.blocked_s += blocked_s
         self.blocked_then_s = self.shared.blocked_s
         if (number := self.iterator.num_delivering) != self.steps.num_workers:
-            self._delivering(number, self.iterator.delivering().begins_at)
+            self._delivering(number, self.num_delivered - 1)
         if self.iterator.withdrawn:
             self._failed(self.iterator.withdrawn.pop())
+        elif self.advice.spare is not None:
+            self._advise(blocked_s + between_s)
         elif complete:
             self._look()
         account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
@@ -398,7 +391,7 @@ class Tuner:
         self.loop_s += blocked_s + between_s
         self.last_end = time.perf_counter()
         account.hook_s += self.last_end - ended
-        if self.options.until_tuned and self.is_settled:
+        if self.options.until_tuned and self.is_settled and self.advice.spare is None:
             self._end_script()
 
     def _failed(self, failed: Any) -> None:
@@ -423,7 +416,6 @@ class Tuner:
             account.switches.append({"epoch": self.epoch, "batch": batch, "num_workers": number})
             self._say_what_differs()
             self.known, self.must_show = None, False
-            account.kept_workers = account.kept_workers if self.replayed is None else number
         if number != self.steps.num_workers:
             if account.first_blocked_fraction is None and account.total_s:
                 account.first_blocked_fraction = account.blocked_s / account.total_s
@@ -482,11 +474,37 @@ class Tuner:
             self.start_cpu_s = max(_FORK_CPU_S, (now.cpu_s - now.batches * work.cpu_s) / len(rows))
         reading = self._among_others(reading, work)
         account.set_rate(reading, work)
-        before = self.state
-        self._do(decide.decide(before, reading, work, self._bound(reading, work)), work)
+        before, bound = self.state, self._bound(reading, work)
+        self._do(decide.decide(before, reading, work, bound), work)
         if self.state.stage == "resting" and self.state is not before:
             self.steps = Steps(self.steps.num_workers)
         self._tell(reading, work)
+        if work is not None:
+            rest = AtRest(
+                work=work,
+                loop=decide.loop_of(reading, bound),
+                num_workers=reading.num_workers,
+                batch_size=account.batch_size,
+                total_s=reading.total_s,
+                waiting=reading.waiting_fraction,
+            )
+            is_full = bound.most <= reading.num_workers and bound.reason in ("RAM", "/dev/shm", "descriptors")
+            refusal = bound.refusal or (f"{bound.reason} is short" if is_full else None)
+            is_free = self._is_at_rest() and all(each.advice.spare is None for each in self.shared.tuners)
+            self.advice.begin(rest, self.parts, refusal, is_settled=is_free and self.is_settled)
+
+    def _is_at_rest(self) -> bool:
+        return self.state.stage == "resting" and self.shared.trying is None
+
+    def _advise(self, seconds: float) -> None:
+        """Nobody looks at the loop while something runs beside it."""
+        if self.advice.step(seconds, is_settled=self._is_at_rest()):
+            changes, gain = self.account.changes, self.account.changes_gain or 0.0
+            self.say(f"{changes_text(changes, gain)}. Their code is printed at the end")
+        if self.advice.spare is None:
+            self.steps = Steps(self.steps.num_workers)
+            self._learn()
+            files.write_own(self.options.folder)
 
     def _tell(self, reading: Reading, work: Work | None) -> None:
         """What is known of the gain by now, and once that it is proven."""

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from loadtune.inflight.account import Account, accounts
 from loadtune.inflight.environment import num_ranks, rank
+from loadtune.records.loading import changes_text, steps_text
 from loadtune.units import counted, number_text, percent_text, seconds_text
 
 _STARTING = 0.02
@@ -60,6 +61,7 @@ def summary(found: Sequence[Account]) -> list[str]:
             which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
             lines.append(f"  {which}: {span}; waits {times}{', …' if ranks[8:] else ''}")
         lines += [f"  advice: {advice}" for advice in each.advice if advice not in (each.reason or "")]
+        lines += _about_changes(each)
     lines += [f"too few batches to measure: {'; '.join(few)}"] if few else []
     return lines + list(dict.fromkeys(f"  advice: {advice}" for each in few.values() for advice in each))
 
@@ -144,6 +146,13 @@ def _outcome(account: Account) -> list[str]:
     return [*lines, *_about_loading(account)] if is_limited else lines
 
 
+def _about_changes(account: Account) -> Iterator[str]:
+    gain = account.changes_gain or 0.0
+    if account.changes and gain >= import_module("loadtune.decide.advice").TELLS:
+        yield f"  advice: {changes_text(account.changes, gain)}"
+        yield from (f"  code ({each.title}):\n\n{each.code}\n" for each in account.changes)
+
+
 def _waits(account: Account) -> str:
     """How long the loop waits for data, as shares of the time."""
     shares = [account.blocked_s / account.total_s]
@@ -172,7 +181,7 @@ def _steps_text(account: Account) -> str:
         follows = f"; {which} mostly waits: more workers help if what it waits for serves several at once"
     elif account.bottleneck == "cores":
         follows = f"; the CPU cores have no time for more, so make {which} cheaper"
-    return f"loading spends {import_module('loadtune.records.loading').steps_text(account.steps)}{follows}"
+    return f"loading spends {steps_text(account.steps)}{follows}"
 
 
 @contextmanager

@@ -1,11 +1,8 @@
 """How another batch size would go, worked out from what two sizes asked of the allocator. Nothing is run here.
 
 A request whose size is the same at both sizes belongs to the model; any other grows with the batch. The requests are
-played into a model of the allocator. It tells what fragmentation takes, which no line through peaks can know.
-
-The model follows ``c10/cuda/CUDACachingAllocator.cpp`` in its default configuration, torch 2.11. Sizes are rounded up
-to 512 bytes. The smallest cached block that is large enough is taken and split, and neighbours merge when freed. When
-the driver has no more, every segment that is wholly free goes back before the request is tried once again.
+played into a model of ``c10/cuda/CUDACachingAllocator.cpp`` in its default configuration, torch 2.11. It tells what
+fragmentation takes, which no line through peaks can know.
 """
 
 from bisect import bisect_left, insort
@@ -15,12 +12,10 @@ from typing import NamedTuple
 from loadtune.records.footprint import BLOCK_BYTES, block_bytes
 from loadtune.records.memory import AllocationTrace, FitReport
 
-MIB = 1 << 20
-_SMALL = MIB  # requests up to this come out of segments of 2 MiB
-_SMALL_SEGMENT = 2 * MIB
-_MIDDLE = 10 * MIB  # requests below this come out of segments of 20 MiB
-_MIDDLE_SEGMENT = 20 * MIB
-_SEGMENT_ROUND = 2 * MIB
+_MIB = 1 << 20
+_SMALL, _SMALL_SEGMENT = _MIB, 2 * _MIB  # requests up to the first come out of segments of the second
+_MIDDLE, _MIDDLE_SEGMENT = 10 * _MIB, 20 * _MIB  # requests below the first
+_SEGMENT_ROUND = 2 * _MIB
 
 
 class Block(NamedTuple):
@@ -98,8 +93,7 @@ class CachingAllocator:
 
 
 FAITHFUL = 0.1
-"""A forecast that misses what the allocator held at a size that was run by more than this is not used: another version
-of PyTorch may follow other rules."""
+"""A forecast that misses by more what the allocator held in a run is not used: PyTorch may have other rules."""
 
 
 class Forecast:

@@ -1,9 +1,8 @@
 """The memory probe: the largest batch that trains, found by real training steps, and the largest to train on for hours.
 
-In: a training, a recipe, and what else bounds the batch. Out: a `MemoryCeiling`. Two sizes are run. They predict the
-others: by a forecast that knows what fragmentation takes, where the allocator's requests were recorded, else by a line
-through allocated peaks. A run decides; where it fails, one step back is run. Every size that a verified ceiling names
-was run. What the host's memory allows is plain arithmetic, below the probe.
+Two sizes are run. They predict the others: by a forecast that knows what fragmentation takes, where the allocator's
+requests were recorded, else by a line through allocated peaks. A run decides; where it fails, one step back is run.
+Every size that a verified ceiling names was run. What the host's memory allows is plain arithmetic, below the probe.
 """
 
 import math
@@ -17,6 +16,7 @@ from loadtune.limits.forecast import Forecast, forecast_from
 from loadtune.limits.recipe import STEP_S, nothing_fits
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.facts import HostFacts, WorkloadFacts
+from loadtune.records.measurement import raise_for_the_user
 from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.seams import Training
 from loadtune.units import bytes_text, counted
@@ -39,12 +39,9 @@ be believed. The farther apart the sizes, the less a jump or a ripple bends the 
 SURE = 0.95
 """Of the size that is sure to fit, as n times the batch takes at most n times the memory."""
 
-LEAN, STEP_BACK = 0.98, 0.97
-"""Of the size a line or a forecast ends at, and of a size that failed. On an H200 the ends of ten models were 0.98 to
-1.01 of the truth."""
-
-WORTH = 1.005
-"""By how much a larger size has to be larger to be worth a run."""
+LEAN, STEP_BACK, WORTH = 0.98, 0.97, 1.005
+"""Of the size a line or a forecast ends at, which on an H200 was 0.98 to 1.01 of the truth; of a size that failed; and
+times as large as another, for a size to be worth a run."""
 
 LEAST = 0.8
 """Of a size, down to which a forecast is asked for one that suits better. Of the memory at the hard ceiling, where only
@@ -100,11 +97,8 @@ class MemoryProbe:
     """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
 
     def bound(self) -> MemoryCeiling:
-        """Run the sizes of the line and predict both ceilings; verified where the runs themselves decide it.
-
-        That is so where the largest size that was run stands already, and where memory does not grow with the batch.
-        Raises NothingFitsError where not even the smallest size fits, WorkloadError where the step fails by itself.
-        """
+        """Run the sizes of the line and predict both ceilings; verified where the runs themselves decide it. Raises
+        NothingFitsError where not even the smallest size fits, WorkloadError where the step fails by itself."""
         self._run_line()
         hard = self._next_hard()
         if hard is None or self._end is None:
@@ -126,10 +120,7 @@ class MemoryProbe:
 
     def _run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> bool:
         """Whether this size fits; verified with the dataset's last partial batch, where there is one that trains.
-
-        Raises WorkloadError for a failure that no smaller batch would mend. A crash, a hang or a missing kernel may
-        well be of this size alone.
-        """
+        Raises WorkloadError for a failure that no smaller batch would mend."""
         length = self.caps.get("dataset", 0)
         left = length % batch_size
         partial = left if verify and left >= self.smallest and batch_size < length else None
@@ -138,8 +129,7 @@ class MemoryProbe:
         )
         report = self.training.try_batch(asked)
         allocations, report = report.allocations, replace(report, allocations=None)
-        if report.failure is not None and report.failure.kind == "user_error":
-            raise _untrainable(report, " Correct it, and run again.")
+        raise_for_the_user(report.failure)
         self._reports.append(report)
         if verify:
             self._verified.add(batch_size)
@@ -234,9 +224,11 @@ class MemoryProbe:
         while not self._run(size, trace=True):
             if size == self.smallest:
                 report = self._reports[-1]
-                if report.failure is not None and report.failure.is_of_memory:
+                assert report.failure is not None
+                if report.failure.is_of_memory:
                     raise nothing_fits(f"does not train in {report.precision}", report.failure)
-                raise _untrainable(report)
+                what = f"A batch of {size} cannot be trained in {report.precision}"
+                raise WorkloadError(f"{what}: {report.failure.message.rstrip('.')}.", report.failure.log_tail or None)
             size = max(self.smallest, size // 2)
         while self._num_left > MAX_PROBES - MAX_LINE and (next_size := self._next_of_line()) is not None:
             if not self._run(next_size, trace=True, verify=next_size == self._cap):
@@ -297,7 +289,7 @@ class MemoryProbe:
         return self._first_below(top, LEAST * top, otherwise=top, most_retries=0)
 
     def _ceiling(self, hard: int, safe: int, *, verified: bool = True) -> MemoryCeiling:
-        wall, line = self._wall, self._line
+        wall = self._wall
         limit = min(self.caps, key=self.caps.__getitem__) if hard == self._cap else "memory"
         if limit == "memory" and wall is not None and wall.failure is not None and not wall.failure.is_of_memory:
             limit = "memory" if self._end is not None and self._end < wall.batch_size else "failure"
@@ -307,8 +299,6 @@ class MemoryProbe:
             safe_batch_size=safe,
             limit=limit,
             probes=tuple(self._reports),
-            bytes_per_sample=None if line is None else line.slope,
-            fixed_bytes=None if line is None else line.at_zero,
             budget_bytes=self._fitting[-1].budget_bytes,
             verified=verified,
         )
@@ -318,15 +308,6 @@ def verifying_seconds(ceiling: MemoryCeiling) -> float:
     """Expected of verifying a predicted one, by the largest size that was run."""
     largest = max((probe for probe in ceiling.probes if probe.fits), key=lambda probe: probe.batch_size)
     return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
-
-
-def _untrainable(report: FitReport, advice: str = "") -> WorkloadError:
-    assert report.failure is not None
-    return WorkloadError(
-        f"A batch of {report.batch_size} cannot be trained in {report.precision}: "
-        f"{report.failure.message.rstrip('.')}.{advice}",
-        report.failure.log_tail or None,
-    )
 
 
 def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:

@@ -1,8 +1,5 @@
-"""Decides, per precision, what only concerns compute: memory format and fused optimizer.
-
-In: a training and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and
-a sentence for each one that is not. Recipes are settled before memory is probed, so that the study keeps to the
-loader's dimensions.
+"""Decides, per precision, what only concerns compute: memory format and fused optimizer. They are settled before memory
+is probed, so that the study keeps to the loader's dimensions.
 """
 
 from collections.abc import Callable
@@ -16,12 +13,10 @@ from loadtune.seams import Training
 from loadtune.units import seconds_text
 
 MODERATE_BATCH = 256
-"""Large enough for a GPU to be the slower side. At 64 images a ResNet-50 step is about as long as the host takes to
-launch it, and once no recipe showed a gain there. At 256 channels_last gains 1.4 to 1.9 (H200)."""
+"""Large enough for a GPU to be the slower side: a ResNet-50 step on 64 images takes about as long as its launches."""
 
 STEP_S = 1.0
-"""Of one step that nobody asked for, at the most. On two CPU cores that is a moderate batch of 2 for ResNet-50, where a
-recipe gains what it gains at 256."""
+"""Of one step that nobody asked for, at the most. On two CPU cores that is a batch of 2 for ResNet-50."""
 
 SMALL, LARGE = 16, 4
 """A batch this many times smaller than the moderate one trains at a fraction of its rate; the compute curve ends at one
@@ -34,8 +29,8 @@ HOPELESS = 2.0
 """A precision whose step takes twice as long as fp32's is emulated, not accelerated; it is not looked at further."""
 
 BREAKS_FUSED = ("fp16", "sgd")
-"""Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones. From
-then on every step is skipped and nothing trains (H200, torch 2.11; CPU, torch 2.15). Fused AdamW honours the skip."""
+"""Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step: from then on nothing trains (torch
+2.11, 2.15). Fused AdamW honours the skip."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,8 +84,7 @@ class Recipes:
 
     def _time_plain(self, precision: Precision, smallest: int, largest: int) -> ComputePoint | TrialFailure:
         """Time the plain recipe on the largest power of two up to `largest` whose step takes at most `STEP_S`, and that
-        fits. A step that grows with its batch is found from small ones: an emulated precision took 28 s for a step of
-        the batch that fp32 trains in 3 s (bf16, two CPU cores)."""
+        fits, found from small ones: an emulated precision took 28 s for a step that fp32 does in 3 s."""
         point = scout = self.training.time_compute(Recipe(precision=precision), smallest, 0.0)
         if isinstance(point, TrialFailure):
             return point

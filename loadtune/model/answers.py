@@ -18,7 +18,7 @@ from loadtune.model.fit import SCALES, SEGMENT_SD, Prediction, ThroughputModel, 
 from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
-from loadtune.records.result import Bottleneck, Finalist, Part, PredictedChange, ResourceLimit, RooflinePoint, Trial
+from loadtune.records.result import Bottleneck, ChangeKind, Finalist, Part, ResourceLimit, RooflinePoint, Trial
 from loadtune.statistics.interval import Interval, around_ratio
 
 NUM_DRAWS = 400
@@ -124,22 +124,18 @@ def bottleneck(
         explained=share,
         holds=so_many_by_chance >= MISSED and abs(math.log(share)) < math.log(UNEXPLAINED),
         limits=limits,
-        changes=_changes(model, here),
+        predicted=_changes(model, here),
         roofline=roofline,
     )
 
 
-def _changes(model: ThroughputModel, here: Points) -> tuple[PredictedChange, ...]:
+def _changes(model: ThroughputModel, here: Points) -> dict[ChangeKind, Interval]:
     job, twice = model.job, _with_workers(here, 2 * here["num_workers"])
     halved = replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
     cores = change(model, here, twice, replace(job, num_cores=2 * job.num_cores))
     loading = change(model, here, here, halved)
-    found = [
-        PredictedChange(kind="twice_the_cores", gain=cores.gain),
-        PredictedChange(kind="half_the_loading", gain=loading.gain),
-    ]
-    worth = [each for each in found if each.gain.value >= WORTH_TELLING]
-    return tuple(sorted(worth, key=lambda each: -each.gain.value))
+    found: dict[ChangeKind, Interval] = {"twice_the_cores": cores.gain, "half_the_loading": loading.gain}
+    return {kind: gain for kind, gain in found.items() if gain.value >= WORTH_TELLING}
 
 
 def _with_workers(here: Points, num_workers: Sequence[int] | Array) -> Points:

@@ -17,8 +17,7 @@ MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 DISTURBED = 0.1
-"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
-counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
+"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed."""
 
 QUIETER = "Run again on a quieter machine."
 

@@ -1,7 +1,5 @@
-"""What can be chosen, and what a run is asked for: the loader's arguments, precision, recipe, workload, search.
-
-`WorkloadSpec`, `YourSettings` and `TuneConfig` are the table of options: each field says how it is given. Command line,
-keywords of `tune`, checks, help and docs/options.md are made of it (`loadtune.options`).
+"""What can be chosen, and what a run is asked for. `WorkloadSpec`, `YourSettings` and `TuneConfig` are the table of
+options, of which command line, keywords of `tune`, checks, help and docs/options.md are made (`loadtune.options`).
 """
 
 import re
@@ -106,7 +104,6 @@ class TrialConfig:
 RemedyMode = Literal["none", "auto", "all"]
 """Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
 
-
 OptimizerName = Literal["sgd", "adamw"]
 WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "optimizer", "step"]
 
@@ -122,9 +119,7 @@ def _option(panel: Panel, help: str, usual: Any = None, **described: Any) -> Any
 _train, _now, _limit, _search, _output = (partial(_option, panel) for panel in PANELS)
 _train_path = partial(_train, value="PATH:FN")
 
-
-TIMM = "timm:"
-"""Before the name of a model of timm's."""
+TIMM = "timm:"  # before the name of a model of timm's
 
 
 def is_import_path(word: str) -> bool:
@@ -135,10 +130,8 @@ def is_import_path(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """What to train, by name. The training process looks the names up, so that making this record needs no torch.
-
-    ``PATH:FN`` is an import path: ``pkg.mod:name`` or ``FILE.py:name``.
-    """
+    """What to train, by name; the training process looks the names up. ``PATH:FN`` is an import path, ``pkg.mod:name``
+    or ``FILE.py:name``."""
 
     loader: str | None = _train_path(
         "Your DataLoader, or a function that returns it, in place of --dataset. Its settings are the baseline."
@@ -262,8 +255,8 @@ class TuneConfig:
     @property
     def considered(self) -> tuple[Precision, ...] | None:
         """Precisions to search after ``fix`` is applied. None: all that the device supports."""
-        fixed = next((precision for precision in PRECISIONS if precision == self.fixed("precision")), None)
-        return self.precisions if fixed is None else (fixed,)
+        fixed = tuple(precision for precision in PRECISIONS if precision == self.fixed("precision"))
+        return fixed or self.precisions
 
     @property
     def named_batch_sizes(self) -> list[int]:

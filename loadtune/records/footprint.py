@@ -1,6 +1,5 @@
-"""Where the memory of a training step goes: its account, its layers, the largest batch.
-
-All bytes are of the device's memory, each storage counted once and rounded up as CUDA's allocator does.
+"""Where the memory of a training step goes: its account, its layers, the largest batch. All bytes are of the device's
+memory, each storage counted once and rounded up as CUDA's allocator does.
 """
 
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
-"""What was timed: windows of training steps, what they say of the long run, and how a trial can end otherwise.
-
-Raw windows are kept; statistics are derived from them. A window ends at a device synchronisation, so its wall seconds
-are the seconds its steps took. Windows abut: nothing between two of them goes unmeasured.
+"""What was timed: windows of training steps, what they say of the long run, and how a trial can end otherwise. A window
+ends at a device synchronisation. Windows abut: nothing between two of them goes unmeasured.
 """
 
 from collections.abc import Sequence
@@ -40,9 +38,6 @@ class Window:
     """Copies to the device: device time on CUDA, host time on a CPU. None, here and below: not measured."""
     compute_s: float | None = None
     """Forward pass to optimizer step. On CUDA gaps between kernels are in it."""
-    idle_s: float | None = None
-    """From the end of a step to the next copy. Near 0: the host is always ahead. Copy, compute and idle time add up to
-    about ``seconds``; on a CPU it is ``wait_s`` and the loop's own work."""
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow), which makes them faster. Where gradients are
     summed over several batches, all steps whose gradients were left out."""
@@ -76,13 +71,6 @@ class Window:
     def is_settling(self) -> bool:
         """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
         return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
-
-
-def sample_tokens(windows: Sequence[Window]) -> float | None:
-    """Mean tokens of a sample, padding included. None: batches are no text."""
-    texts = [window for window in windows if window.num_tokens is not None]
-    num_samples = sum(window.num_samples for window in texts)
-    return sum(window.num_tokens or 0 for window in texts) / num_samples if num_samples else None
 
 
 FailureKind = Literal[
@@ -160,8 +148,6 @@ class Measurement:
     telemetry: Telemetry | None = None
     noisy: bool = False
     """It did not settle in time: it was measured while memory pages were locked or steps skipped."""
-    repeated: bool = False
-    """Whether it was run again, because other processes disturbed it; this is the quieter of the two."""
     epoch_samples: int | None = None
     """Samples of one epoch. None: not known."""
     restart_s: float = 0.0
@@ -178,10 +164,8 @@ class Measurement:
 
     @property
     def epoch_s(self) -> float | None:
-        """Seconds of one epoch, with its start. None: its length is unknown.
-
-        The loop waits for the first batch at least. Where workers are the bottleneck that wait is part of their rate.
-        """
+        """Seconds of one epoch, with its start. None: its length is unknown. The loop waits for the first batch at
+        least; where workers are the bottleneck that wait is part of their rate."""
         if self.epoch_samples is None:
             return None
         steady_s = self.epoch_samples / self.samples_per_s

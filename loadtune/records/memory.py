@@ -104,18 +104,10 @@ class MemoryCeiling:
     """Why no larger size trains."""
     probes: tuple[FitReport, ...]
     """The sizes that were tried, in this order."""
-    bytes_per_sample: float | None = None
-    """Slope of the line through allocated peaks. None: fewer than two sizes were run."""
-    fixed_bytes: float | None = None
-    """The line at batch 0: model, gradients, optimizer state."""
     capacity_bytes: int | None = None
     """Total memory of the device; on CPU the RAM limit in force."""
     budget_bytes: int | None = None
     """What training could take when the ceiling was found."""
-    others_bytes: int | None = None
-    """What other processes held then. None: not known."""
-    others: tuple[str, ...] = ()
-    """Those processes, as far as they can be named: ``python (pid 812), 12.3 GiB``."""
     verified: bool = True
     """Whether ``batch_size`` and ``safe_batch_size`` were run. False: both are predicted from smaller sizes."""
 

@@ -1,8 +1,7 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,7 +10,7 @@ from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.loading import LoadingStep
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
-from loadtune.statistics.interval import Interval, Mean, around, mean_of
+from loadtune.statistics.interval import Interval, around
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -41,15 +40,6 @@ class ResourceLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedChange:
-    """What a change is predicted to bring at the winner's settings. It was not tried."""
-
-    kind: ChangeKind
-    gain: Interval
-    """Throughput after the change ÷ before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePoint:
     """The winner with another number of workers."""
 
@@ -76,8 +66,8 @@ class Bottleneck:
     throughput than was measured; then no resource is named."""
     limits: tuple[ResourceLimit, ...]
     """The one that limits most probably comes first."""
-    changes: tuple[PredictedChange, ...]
-    """Those that are predicted to gain 3% or more, most first."""
+    predicted: dict[ChangeKind, Interval] = field(default_factory=dict)
+    """Throughput after a change that was not tried ÷ before it: of changes predicted to gain 3% or more."""
     roofline: tuple[RooflinePoint, ...]
     """By number of workers, fewest first; each is a number that can run."""
 
@@ -97,8 +87,29 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """How the values that are trained on differ with a change, under equal random states."""
+
+    num_samples: int
+    most: float
+    """Largest difference of two values."""
+    mean: float
+    """Mean difference."""
+    spread: float
+    """Standard deviation of the values without the change."""
+
+    @property
+    def text(self) -> str:
+        if not self.most:
+            return f"values of {self.num_samples} samples are equal to the last bit"
+        spread = f"; they spread by {self.spread:.2g}" if self.spread else ""
+        differ = f"differ by at most {self.most:.2g}, on average by {self.mean:.2g}{spread}"
+        return f"values of {self.num_samples} samples {differ}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What the training process found out about one remedy before it was tried."""
+    """What loading some samples with a change and without it told, before it was tried in training."""
 
     name: str
     refused: str | None = None
@@ -106,8 +117,10 @@ class Examined:
     before: Loading | None = None
     """Without the remedy, timed in turn with `after`. None: the remedy does not change what is loaded."""
     after: Loading | None = None
-    difference: str | None = None
-    """How the samples differ, as measured: ``equal to the last bit``. None: they were not compared."""
+    cheaper: Interval | None = None
+    """CPU seconds of loading without it ÷ with it. None: it does not change what is loaded."""
+    values: Values | None = None
+    """None: they were not compared."""
     code: str = ""
     """Lines to paste, where they depend on the job. Empty: the remedy's own lines."""
 
@@ -124,14 +137,10 @@ class TriedRemedy:
     """What changes for training: pixels, order, memory."""
     code: str
     """Lines of Python to paste."""
-    config: TrialConfig
-    """With the remedy."""
     predicted: Interval | None = None
     """Throughput with it ÷ without it. None: the model does not know."""
     gain: Interval | None = None
     """Measured throughput with it ÷ without it, 99%. None: it was not measured by itself."""
-    kept: bool = False
-    """Whether it is among those that gain for sure together."""
     reason: str | None = None
     """Why it was not tried, or how it failed. None: it was measured."""
 
@@ -144,16 +153,12 @@ class Remedies:
     """Those that were tried, in order."""
     config: TrialConfig | None = None
     """The best configuration with all remedies that were kept. None: none was."""
-    samples_per_s: Interval | None = None
-    """With all that were kept."""
     gain: Interval | None = None
     """Of the contestant with changes, over the best configuration without any, 99%. None: none ran."""
 
 
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
-
-TrialOrigin = Literal["yours", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +181,6 @@ class Trial(Attempt):
     """One configuration that was tried."""
 
     number: int
-    origin: TrialOrigin
     predicted: Interval | None = None
     """Samples/s, as the throughput model said before it was run. None: it was no proposal of the model's."""
 
@@ -209,20 +213,12 @@ class Finalist:
     config: TrialConfig
     runs: tuple[Measurement, ...]
     """At least one."""
-    tried: Measurement | None = None
-    """Its run in the search, which counts for the spread between runs alone: it was picked for what it read there."""
     failures: tuple[TrialFailure, ...] = ()
     half_width_fraction: float | None = None
     """Of the 95% interval of the mean, as a share of it. It holds for all finalists at once, so also for the one that
     is picked. None: too few runs."""
     unconfirmed: Unconfirmed | None = None
     """Why it is never the answer. None: nothing rules it out."""
-
-    def mean_among(self, finalists: "Sequence[Finalist]") -> Mean:
-        """Of its rate; the spread is pooled over all runs of these finalists, those of the search too."""
-        seen = [each.runs if each.tried is None else (*each.runs, each.tried) for each in finalists]
-        among = [[run.samples_per_s for run in own] for own in seen]
-        return mean_of([run.samples_per_s for run in self.runs], among)
 
     @property
     def samples_per_s(self) -> float:
@@ -316,7 +312,8 @@ class TuningResult:
 
     def __repr__(self) -> str:
         """What `loadtune run` prints at its end."""
-        shown: str = import_module("loadtune.adopt").answer_text(self)  # above: it knows how results are shown
+        lines = import_module("loadtune.report.terminal_answer").terminal_answer(self)  # above: it shows results
+        shown: str = import_module("loadtune.options").in_python("\n".join(lines))
         return shown
 
     @property

@@ -1,7 +1,5 @@
-"""What the machine did while something ran, seen from outside of the training process.
-
-Everywhere: None is "could not be read", 0 is measured. Means are integrals over time divided by it, so that a sampler
-that was late does not bend them.
+"""What the machine did while something ran, seen from outside of the training process. None is "could not be read", 0
+is measured. Means are integrals over time divided by it.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +31,6 @@ class Telemetry:
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
     others_cpu_cores: float | None = None
     """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
-    training_cpu_cores: float | None = None
-    """CPU time of the training process and all that it started, in cores: 3.0 is three cores full all the time."""
     training_rss_bytes: int | None = None
     """Peak resident memory of the training process and its workers; shared pages count once per process. Page-locked
     blocks of earlier runs are in it, other processes that they started are not."""

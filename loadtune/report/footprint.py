@@ -1,7 +1,7 @@
 """Where memory goes, as plain data: the account of a step, its layers, the largest batch in words."""
 
 from loadtune.records.footprint import FootprintReport, LayerFootprint, StepAccount
-from loadtune.report.tables import Section, Table, View
+from loadtune.report.tables import Table, View
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, count_text, percent_text, seconds_text
 
@@ -24,7 +24,7 @@ _LARGEST = " ◀"
 
 def footprint_view(report: FootprintReport) -> View:
     layers = [_layers_table(report.layers, report.account)] if report.layers else []
-    return [_account_table(report.account, report.estimate), *layers, Section(title="", lines=_notes(report))]
+    return [_account_table(report.account, report.estimate), *layers, _notes(report)]
 
 
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:

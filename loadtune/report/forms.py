@@ -4,7 +4,7 @@ Code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's scr
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -52,9 +52,8 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, ...]:
-    """What to paste for each change that was tried, and what it gains; ``kept``: of those that gain for sure
-    together, in the order to paste."""
+def changes_code(result: TuningResult, names: Collection[str] | None = None) -> tuple[Section, ...]:
+    """What to paste for each change that was tried, or of these ``names`` alone, in that order, and what it gains."""
     return tuple(
         Section(
             title=f"{remedy_text(each.name)}: {each.title}",
@@ -62,7 +61,7 @@ def changes_code(result: TuningResult, *, kept: bool = False) -> tuple[Section, 
             lines=tuple(each.code.splitlines()),
         )
         for each in (result.remedies.tried if result.remedies and result.best else ())
-        if each.code and (each.kept or not kept)
+        if each.code and (names is None or each.name in names)
     )
 
 
@@ -133,16 +132,13 @@ def _recipe(winner: Winner) -> dict[str, Any]:
     return {} if winner.config.precision == "own" else asdict(winner.config.recipe)
 
 
-def _machine(result: TuningResult) -> str:
-    cores = counted(result.host.num_usable_cores, "usable core")
-    return f"{result.device.name}, {cores}, torch {result.host.torch or 'not known'}"
-
-
 def _provenance(result: TuningResult, winner: Winner) -> str:
+    cores = counted(result.host.num_usable_cores, "usable core")
     how = "Confirmed" if doubt_of(result, winner) is None else "Measured, but not confirmed,"
     return (
         f"{answer_text(result, winner)} {how} by loadtune {result.loadtune_version} in training of"
-        f" {result.config.workload.title} on {_machine(result)}. Run of {result.created}."
+        f" {result.config.workload.title} on {result.device.name}, {cores}, torch {result.host.torch or 'not known'}."
+        f" Run of {result.created}."
     )
 
 
@@ -175,10 +171,9 @@ def pytorch(result: TuningResult, winner: Winner) -> str:
     Changes of the code that gain follow as comments, because they belong into several places of that script.
     """
     code = [loader_code(result, winner.config), step_code(result, winner.config)]
-    if winner == result.best and result.remedies is not None and result.remedies.config is not None:
-        with_changes = settings_text(result.remedies.config)
-        lines = ["What gains on top, in your own code, measured with", f"{with_changes}:"]
-        lines += [line for each in changes_code(result, kept=True) for line in ("", each.title, *each.lines)]
+    if winner == result.best and result.remedies is not None and (kept := result.remedies.config) is not None:
+        lines = ["What gains on top, in your own code, measured with", f"{settings_text(kept)}:"]
+        lines += [line for each in changes_code(result, kept.remedies) for line in ("", each.title, *each.lines)]
         code.append("".join(f"# {line}".rstrip() + "\n" for line in lines))
     return _script(result, winner, [], *code)
 
@@ -203,13 +198,6 @@ def json(result: TuningResult, winner: Winner) -> str:
     )
 
 
-def env(result: TuningResult, winner: Winner) -> str:
-    """``LOADTUNE_BATCH_SIZE=256``, …; booleans as 1 and 0. No comments, because $GITHUB_ENV allows none."""
-    values = loader_kwargs(result, winner.config) | _recipe(winner)
-    words = {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
-    return "".join(f"LOADTUNE_{name.upper()}={value}\n" for name, value in words.items())
-
-
 def markdown(result: TuningResult, winner: Winner) -> str:
     """The table of the page and code, for a pull request, a wiki or a job's summary."""
     table = winners_table(result, {"answer": winner})
@@ -228,25 +216,6 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))
 
 
-def github_action_benchmark(result: TuningResult, _: Winner) -> str:
-    """A list for the tool ``customBiggerIsBetter``, in which larger is better.
-
-    Names hold no settings, so that a curve continues when the winner changes; ``extra`` holds the settings.
-    """
-    winners = {"best": result.best, "best at your batch": result.best_at_your_batch}
-    entries: list[dict[str, object]] = [
-        {
-            "name": f"{result.config.workload.title}: {which}",
-            "unit": "samples/s",
-            "value": winner.samples_per_s,
-            **({} if (half := winner.throughput.half_width) is None else {"range": f"± {half:.4g}"}),
-            "extra": f"{settings_text(winner.config)}\n{_machine(result)}",
-        }
-        for which, winner in winners.items()
-        if winner is not None
-    ]
-    return as_json(entries)
-
-
-_FORMS = (python, pytorch, json, env, markdown, github_action_benchmark)
-FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {form.__name__.replace("_", "-"): form for form in _FORMS}
+FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {
+    form.__name__: form for form in (python, pytorch, json, markdown)
+}

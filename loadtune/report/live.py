@@ -1,15 +1,12 @@
 """What is shown during a run: one line that redraws itself on a terminal, plain lines elsewhere."""
 
 import math
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
-from loadtune.options import in_python
 from loadtune.records.config import TrialConfig
 from loadtune.records.telemetry import Progress
 from loadtune.report.wording import STAGE_TEXT, settings_text
@@ -108,35 +105,3 @@ class LiveDisplay:
         expected_s = None if newest.expected_s is None else max(0.0, newest.expected_s - since_s)
         shown = replace(newest, left_s=max(0.0, newest.left_s - since_s), expected_s=expected_s)
         return Text(progress_line(shown, self._console.width))
-
-
-class NotebookDisplay(LiveDisplay):
-    """A listener in a notebook; warnings are printed. The bar is the share of the time budget that has passed, and full
-    at the end."""
-
-    def __init__(self) -> None:
-        from IPython.display import display
-
-        with warnings.catch_warnings(action="ignore"):
-            import tqdm.auto  # noqa: F401  # optuna does, and here tqdm warns of widgets that nobody asks for
-        super().__init__(sys.stderr, quiet=True, words=in_python)
-        self._began_s = time.monotonic()
-        self._handle = display(self._bar(0.0), display_id=True)
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            self._newest = None
-            self._handle.update(self._bar(1.0))
-
-    def __call__(self, progress: Progress) -> None:
-        super().__call__(progress)
-        passed_s = time.monotonic() - self._began_s
-        self._handle.update(self._bar(passed_s / (passed_s + progress.left_s)))
-
-    def _bar(self, fraction: float) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(ProgressBar(1.0, fraction, width=30), self._redrawn())
-        return bar

@@ -1,10 +1,10 @@
 """The machine in words: what it offers, who else uses it, and how busy it was."""
 
+import re
 from dataclasses import fields
 
 from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.telemetry import Telemetry
-from loadtune.report.wording import field_text
 from loadtune.units import MISSING, bytes_text, counted, percent_text
 
 VISIBLE_BYTES = 100 * 2**20
@@ -23,7 +23,7 @@ def banner(host: HostFacts, device: Device) -> tuple[tuple[str, str], ...]:
         chosen = " ← used" if device.uuid == gpu.uuid else ""
         busy = f"{percent_text(gpu.utilization_fraction)} busy{chosen}"
         gpus.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}, {busy}"))
-        held = holders_text(others_text(gpu), gpu.others_bytes)
+        held = _holders_text(gpu)
         gpus += [("", held)] if held else []
     return (
         ("host", f"{host.hostname}, {host.os}"),
@@ -48,8 +48,9 @@ def machine_line(host: HostFacts, device: Device) -> str:
     )
 
 
-def others_text(gpu: GpuFacts) -> tuple[str, ...]:
-    """Who holds a visible part of a GPU, most first: ``python (pid 812), 12.3 GiB``. Empty where none can be named."""
+def _holders_text(gpu: GpuFacts) -> str | None:
+    """Who holds a visible part of it, most first: ``held by python (pid 812), 12.3 GiB``; or how much it is that the
+    driver names no holder of. None: nothing worth a word."""
 
     def said(process: GpuProcess) -> str:
         name = f"pid {process.pid}" if process.name is None else f"{process.name} (pid {process.pid})"
@@ -57,30 +58,23 @@ def others_text(gpu: GpuFacts) -> tuple[str, ...]:
 
     # Where the driver does not say what each holds, what they hold together decides.
     held = ((each, gpu.others_bytes if each.used_bytes is None else each.used_bytes) for each in gpu.processes)
-    return tuple(said(process) for process, used in held if (used or 0) > VISIBLE_BYTES)
-
-
-def holders_text(others: tuple[str, ...], others_bytes: int | None) -> str | None:
-    """One line for `others_text`, or how much it is that the driver names no holder of. None: nothing worth a word."""
-    if others:
-        return f"held by {'; '.join(others)}"
-    if (others_bytes or 0) <= VISIBLE_BYTES:
+    if named := [said(process) for process, used in held if (used or 0) > VISIBLE_BYTES]:
+        return f"held by {'; '.join(named)}"
+    if (gpu.others_bytes or 0) <= VISIBLE_BYTES:
         return None
-    return f"{bytes_text(others_bytes)} held by processes that the driver does not name"
+    return f"{bytes_text(gpu.others_bytes)} held by processes that the driver does not name"
 
 
-def utilization_text(seen: Telemetry) -> str:
-    """In short: ``GPU 93%, SM 81%, CPU 89%``; without the GPU's where there is none."""
-    parts = {"GPU": seen.gpu_utilization_fraction, "SM": seen.gpu_sm_activity_fraction}
-    gpu = "".join(f"{name} {percent_text(share)}, " for name, share in parts.items() if share is not None)
-    return f"{gpu}CPU {percent_text(seen.cpu_utilization_fraction)}"
+_ACRONYMS = {"cpu": "CPU", "gpu": "GPU", "sm": "SM"}
+_UNIT = re.compile(r"_(per_s|bytes|fraction|s)$")
 
 
 def telemetry_rows(telemetry: Telemetry) -> tuple[tuple[str, str], ...]:
     """How many figures of CPU, memory and GPU are available, and one row for each reason why some are not."""
     by_reason: dict[str, list[str]] = {}
     for figure, reason in telemetry.missing.items():
-        by_reason.setdefault(reason, []).append(field_text(figure))
+        words = _UNIT.sub("", figure).split("_")
+        by_reason.setdefault(reason, []).append(" ".join(_ACRONYMS.get(word, word) for word in words))
     about = ("seconds", "missing")
     figures = [getattr(telemetry, field.name) for field in fields(telemetry) if field.name not in about]
     num_seen, num_missing = sum(figure not in (None, ()) for figure in figures), len(telemetry.missing)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import Measurement, sample_tokens
+from loadtune.records.measurement import Measurement
 from loadtune.records.result import TuningResult, Winner
+from loadtune.report import wording
 from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text
 from loadtune.statistics.interval import Interval
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
@@ -60,8 +61,8 @@ class Section:
     """A sentence between the two."""
 
 
-View = Sequence[str | Table | Section]
-"""What a command prints: a title, tables, then what is said of them."""
+View = Sequence[Table | tuple[str, ...]]
+"""What a command prints: tables, then lines on what they say."""
 
 
 def number(found: float | Interval | None, shown: Callable[[Any], str] = str) -> Cell:
@@ -101,13 +102,14 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
     row["runs"] = number(len(runs))
     row["samples/s (95% CI)"] = number(finalist.throughput, interval_text)
     row["speed-up (99% CI)"] = number(winner.speedup if winner else None, gain_text)
-    tokens = sample_tokens([window for run in runs for window in run.windows])
-    if tokens is not None:  # padding included: samples of larger batches are padded to more
+    if texts := [each for run in runs for each in run.windows if each.num_tokens is not None]:
+        # Padding included: samples of larger batches are padded to more.
+        tokens = sum(each.num_tokens or 0 for each in texts) / sum(each.num_samples for each in texts)
         row["tokens/s"] = number(finalist.samples_per_s * tokens, number_text)
     if epochs_s := [run.epoch_s for run in runs if run.epoch_s is not None]:  # with the start of their workers
         row[f"epoch of {number_text(runs[0].epoch_samples)} samples"] = number(fmean(epochs_s), seconds_text)
     share = compute_fraction(result.compute_points, config, finalist.samples_per_s)
-    row["share of compute-only"] = number(share if winner is None else winner.compute_fraction, percent_text)
+    row["share of compute-only"] = number(share, percent_text)
     found = result.bottleneck
     if found is not None and found.holds and found.config == config:
         row["limited by"] = Cell(RESOURCE_TEXT[found.limits[0].resource].removeprefix("the "))
@@ -123,7 +125,7 @@ def trial_table(result: TuningResult) -> list[SortedRow]:
             outcome = f"{FAILURE_TEXT[failure.kind]} ({failure.phase}): {failure.message}"
         row = {
             "trial": number(trial.number),
-            "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
+            "from": Cell("search" if trial.predicted else "baseline"),
             **_settings(result, trial.config),
             "samples/s": number(run.throughput if run else None, interval_text),
             **_measured(result, trial.config, [run] if run else []),
@@ -145,8 +147,10 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
         "persistent_workers": Cell(str(loader.persistent_workers)),
         "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
         "memory format, optimizer": Cell(recipe_text(config.recipe)),
+        "change of your code": Cell(wording.titles_text(result, config) or MISSING),
     }
     optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
+    optional |= set() if any(trial.config.remedies for trial in result.trials) else {"change of your code"}
     assumed = result.assumed if config == result.yours else ()
     return {
         name: replace(cell, text=f"{cell.text} (assumed)") if name in assumed else cell
@@ -199,18 +203,13 @@ def table_text(shown: Table) -> "RenderableType":
 
 
 def view_text(view: View) -> "RenderableType":
-    """Tables that have rows, sections that have lines, with an empty line between them. Adds no word and no figure."""
+    """With an empty line between them. Adds no word and no figure."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
-    parts: list[RenderableType] = []
-    for each in view:
-        if isinstance(each, str):
-            parts.append(Text(each, style="bold"))
-        elif isinstance(each, Table) and each.rows:
-            parts.append(table_text(each))
-        elif isinstance(each, Section) and each.lines:
-            heading = [Text(each.title, style="bold")] if each.title else []
-            parts.append(Group(*heading, *(Padding(Text(line), (0, 0, 0, 2)) for line in each.lines)))
+    parts: list[RenderableType] = [
+        table_text(each) if isinstance(each, Table) else Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in each))
+        for each in view
+    ]
     return Group(*parts[:1], *(Group(Text(), part) for part in parts[1:]))

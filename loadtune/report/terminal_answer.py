@@ -117,14 +117,13 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     words = WIDTH - rate - len("  runs") - 2
     left = [f"{result.config.workload.title} on {result.device.name}, measured alternately"]
     for name, found in zip(labels, shown, strict=True):
-        settings = textwrap.shorten(_settings(result, found), words - label - 2, placeholder=" …")
-        left.append(f"{name:<{label}}  {settings}")
+        left.append(f"{name:<{label}}  {_settings(result, found, words - label - 2)}")
     runs = ["runs", *(len(found.runs) for found in shown)]
     return [f"{w:<{words}}  {f:>{rate}}  {r:>4}" for w, f, r in zip(left, figures, runs, strict=True)]
 
 
-def _settings(result: TuningResult, found: Finalist) -> str:
-    """With what has to be known of them."""
+def _settings(result: TuningResult, found: Finalist, width: int) -> str:
+    """After the names of changes of the code, before what has to be known of them."""
     kept = result.remedies and result.remedies.config
     marks = {
         "assumed": found.config == result.yours and bool(wording.ASSUMED & set(result.assumed)),
@@ -132,12 +131,14 @@ def _settings(result: TuningResult, found: Finalist) -> str:
         "not proven": bool(found.config.remedies) and found.config != kept,
     }
     known = "; ".join(mark for mark, holds in marks.items() if holds)
-    return wording.settings_text(replace(found.config, remedies=())) + (f" ({known})" if known else "")
+    known, named = f" ({known})" if known else "", " and ".join(map(wording.remedy_text, found.config.remedies))
+    settings = wording.settings_text(replace(found.config, remedies=()))
+    return textwrap.shorten(f"{named}: {settings}" if named else settings, width - len(known), placeholder=" …") + known
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     words = [f"{each.name} {ratio_text(each.ratio.value)}" for each in wording.steps(result, winner)]
-    changes = result.remedies if winner == result.best else None
-    if words and changes is not None and changes.config is not None and changes.gain is not None:
-        words.append(f"change of the code {ratio_text(changes.gain.value)}")
+    if words and winner == result.best and result.remedies and result.remedies.config:
+        kept = wording.changes(result)[0]
+        words.append(f"{kept.name} {ratio_text(kept.ratio.value)}")
     return (f"Gain in epoch time: {', then '.join(words)}.",) if words[1:] else ()

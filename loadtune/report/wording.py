@@ -1,14 +1,13 @@
 """A result in words: settings, limits and failures in short; then sentences on the answer, what limits it and what each
 step and change gains."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from loadtune.records.answer import doubt_of, finalist_of
+from loadtune.records.answer import doubt_of, finalist_of, measured_of
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.loading import steps_text
 from loadtune.records.measurement import FailureKind, RecipeChoice
@@ -63,14 +62,6 @@ _NEARLY = 0.1
 """From which on the steps of loading are told: the probability that loading limits; where no model says that, the share
 of the time blocked in ``next(loader)``."""
 _CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
-
-_ACRONYMS = {"cpu": "CPU", "cuda": "CUDA", "gpu": "GPU", "os": "OS", "python": "Python", "ram": "RAM", "sm": "SM"}
-_UNIT = re.compile(r"_(per_s|bytes|fraction|hz|s)$")
-
-
-def field_text(field: str) -> str:
-    """A record's field in words, without its unit: ``GPU utilization``."""
-    return " ".join(_ACRONYMS.get(word, word) for word in _UNIT.sub("", field.removeprefix("num_")).split("_"))
 
 
 def interval_text(found: Interval) -> str:
@@ -169,14 +160,27 @@ def warning(result: TuningResult) -> str | None:
 
 
 def seen_once(result: TuningResult) -> tuple[str, ...]:
-    """The best trial of a run that confirmed nothing. Empty: there is an answer."""
+    """The best trials of a run without an answer: without and with changes of the code. Empty: it has other figures."""
     if result.best is not None:
         return ()
-    timed = {trial.measurement.samples_per_s: trial.config for trial in result.trials if trial.measurement is not None}
+    seen = (*_best_trial(result, changed=False), *_best_trial(result, changed=True))
+    return seen or (() if result.finalists else ("No trial was measured.",))
+
+
+def _best_trial(result: TuningResult, *, changed: bool) -> tuple[str, ...]:
+    """``changed``: with changes of the code, or without. Empty: none was measured."""
+    timed = {run.samples_per_s: each for each, run in measured_of(result.trials) if bool(each.remedies) == changed}
     if not timed:
-        return () if result.finalists else ("No trial was measured.",)
-    rate = max(timed)
-    return (f"The best trial, measured once: {rate_text(rate)} with {settings_text(timed[rate])}.",)
+        return ()
+    config, once = timed[max(timed)], f"{rate_text(max(timed))} (one measurement, not confirmed)"
+    what = f"With a change of your code ({titles_text(result, config)})" if changed else "The best trial"
+    return (f"{what}: {once} with {settings_text(replace(config, remedies=()))}.",)
+
+
+def titles_text(result: TuningResult, config: TrialConfig) -> str:
+    """What its changes of the code are, by their titles. Empty: it has none."""
+    titles = {each.name: each.title for each in (result.remedies.tried if result.remedies else ())}
+    return "; ".join(titles.get(name, remedy_text(name)) for name in config.remedies)
 
 
 def answer_text(result: TuningResult, winner: Winner) -> str:
@@ -297,35 +301,34 @@ def changes(result: TuningResult) -> tuple[Gain, ...]:
     samples are predicted to bring."""
     found, remedies, model = list[Gain](), result.remedies, result.bottleneck
     if remedies is not None:
-        if remedies.config is not None and remedies.gain is not None:
-            found.append(Gain(" and ".join(map(remedy_text, remedies.config.remedies)), remedies.gain, True))
+        kept = () if remedies.config is None else remedies.config.remedies
+        if kept and remedies.gain is not None:
+            found.append(Gain(" and ".join(map(remedy_text, kept)), remedies.gain, True))
         found += [
             Gain(remedy_text(each.name), gain, each.gain is not None)
             for each in remedies.tried
-            if each.config != remedies.config and (gain := each.gain or each.predicted)
+            if each.name not in kept and (gain := each.gain or each.predicted)
         ]
     if model is not None and model.holds:
-        found += [Gain(_CHANGES[each.kind], each.gain, False) for each in model.changes]
+        found += [Gain(_CHANGES[kind], gain, False) for kind, gain in model.predicted.items()]
     return tuple(found)
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
-    """One sentence: what all changes that gain bring together, over the best alone. Empty: none was faster."""
+    """One sentence: what changes bring together, over the best alone, proven or not. Empty: none was measured."""
     found, best = result.remedies, result.best
-    if found is None or best is None or found.gain is None:
+    if found is None or best is None:
         return ()
-    if found.config is None or found.samples_per_s is None:
-        changed = next((each for each in result.finalists if each.config.remedies), None)
-        if changed is None or found.gain.value < 1.0:
-            return ()
-        titles = "; ".join(each.title for each in found.tried if each.name in changed.config.remedies)
-        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {titles}.",)
-    config, others = found.config, ""
+    changed = next((each for each in result.finalists if each.config.remedies), None)
+    if found.gain is None or changed is None:
+        return _best_trial(result, changed=True)
+    config, what = changed.config, titles_text(result, changed.config)
     if (config.loader, config.precision) != (best.config.loader, best.config.precision):
-        others = f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
+        what += f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
     if config.batch_size != best.config.batch_size:
-        others += ". Tune the learning rate again"
+        what += ". Tune the learning rate again"
+    if found.config is None:
+        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {what}.",)
     on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
-    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(found.samples_per_s.value)}"
-    titles = "; ".join(each.title for each in found.tried if each.kept)
-    return (f"A change of your code gains {gain}: {titles}{others}.",)
+    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(changed.samples_per_s)}"
+    return (f"A change of your code gains {gain}: {what}.",)

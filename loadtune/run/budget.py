@@ -10,8 +10,7 @@ from loadtune.seams import Clock
 
 FINAL_SHARE = 0.23
 """For the rounds of the final: no other stage takes it away, and they take more only while throughput is known to
-worse than `winner.ROUGH`. Three rounds of three contestants take about 50 s on an H200; the default is 55 s. The
-compute-only rates after them make it a quarter."""
+worse than `winner.ROUGH`. Three rounds of three contestants take about 50 s on an H200; the default is 55 s."""
 
 SEARCH_SHARE, CODE_SHARE, LARGE = 0.2, 0.1, 0.15
 """For a search; for the one with changes of the code. An improvement that is expected to be larger than this, on the

@@ -3,7 +3,6 @@ take, how it is timed on the training, and what other processes did meanwhile.""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
-from loadtune.report.machine import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.run.budget import Budget
 from loadtune.run.state import Journal, State
@@ -23,8 +21,8 @@ from loadtune.statistics.rate import samples_per_s
 from loadtune.units import counted, percent_text, rate_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
-"""For the measured part of one segment, where a queue is turned over in less: seconds, or a share of a short time
-budget. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""
+"""Of the measured part of a segment, at most, where a queue is turned over in less: seconds, share of the time budget,
+and seconds at the least. More segments tell more than longer ones."""
 
 WINDOW_S = 0.4
 """Long enough that the synchronisation at its ends costs a fraction of a per cent, short enough for several a trial."""
@@ -39,36 +37,28 @@ WARM_STEPS = 2
 """Ahead of a batch size that is new to a recipe."""
 
 ROUNDS = 15
-"""Rounds of the workers that a segment spans where there is time: workers differ from round to round, and on an H200
-eight of them read 9% apart over fewer."""
+"""Rounds of the workers that a segment spans where there is time: over fewer, eight workers read 9% apart (H200)."""
 
-FEWEST_STEPS = 2
-"""That are measured: one gives no interval."""
-
-FEWEST_WINDOWS = 3
-"""Below, an interval says next to nothing. Where steps are long two have to do."""
+FEWEST_STEPS, FEWEST_WINDOWS = 2, 3
+"""That are measured: fewer say next to nothing. Where steps are long two windows have to do."""
 
 SETTLING = 2.0
 """Times the seconds that a segment is measured at most: locking the pages of a queue of 16 workers takes 2 to 5 s."""
 
-MAX_DISTURBED_REPEATS = 2
-"""After so many repeats in a row that were disturbed as well, no segment is repeated: this machine is not quiet."""
-
-REPEAT_OF_LEFT = 0.1
-"""Share of the time left that a repeat may take."""
+MAX_DISTURBED_REPEATS, REPEAT_OF_LEFT = 2, 0.1
+"""Disturbed repeats in a row after which no segment is repeated: this machine is not quiet. And the share of the time
+left that a repeat may take."""
 
 
 class Segment:
     """Call `add` with each window; it returns whether to go on.
 
-    **Settling** ends where there is evidence that this is how training goes on: every worker delivered once, and the
-    last window locked no pages and skipped no step. A queue that grows or shrinks is corrected for; on an H200 and on
-    CPUs, segments that waited for it to be steady told the same rates within 2%. After `SETTLING` times ``max_s``
-    seconds settling ends once every worker delivered (`settled` is then False). Without workers the first window may
-    count.
+    **Settling** ends once every worker delivered and the last window locked no pages and skipped no step. After
+    `SETTLING` times ``max_s`` seconds it ends once every worker delivered (`settled` is then False). Without workers
+    the first window may count. A queue that grows or shrinks is corrected for.
 
-    **Measuring** lasts as long as the queue is turned over once. It lasts half of ``max_s`` and until every worker
-    delivered `ROUNDS` times, but no longer than ``max_s`` for that.
+    **Measuring** lasts until the queue is turned over once. It lasts half of ``max_s`` and until every worker delivered
+    `ROUNDS` times, but no longer than ``max_s`` for that.
     """
 
     def __init__(self, loader: LoaderConfig, max_s: float, limit_s: float = math.inf) -> None:
@@ -158,8 +148,7 @@ class Run:
             return again
         after = taken_by_others(again, self.state.host)[0] if isinstance(again, Measurement) else before
         self._disturbed_repeats = 0 if after < DISTURBED else self._disturbed_repeats + 1
-        quieter = again if isinstance(again, Measurement) and after < before else first
-        return replace(quieter, repeated=True)
+        return again if isinstance(again, Measurement) and after < before else first
 
     def _timed_once(self, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
         self.journal.running = config
@@ -211,5 +200,9 @@ def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure) -> st
     what = settings_text(config)
     if isinstance(outcome, TrialFailure):
         return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})"
-    used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
-    return f"{what}: {rate_text(outcome.samples_per_s)}{used}"
+    text, seen = f"{what}: {rate_text(outcome.samples_per_s)}", outcome.telemetry
+    if seen is None:
+        return text
+    gpu = {"GPU": seen.gpu_utilization_fraction, "SM": seen.gpu_sm_activity_fraction}
+    used = [f"{name} {percent_text(share)}" for name, share in gpu.items() if share is not None]
+    return ", ".join((text, *used, f"CPU {percent_text(seen.cpu_utilization_fraction)}"))

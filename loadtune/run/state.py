@@ -1,8 +1,5 @@
-"""What a run has found so far: on disk for ``--resume``, and frozen into a `TuningResult` at any moment. And its
+"""What a run has found so far: on disk after each measurement, and frozen into a `TuningResult` at any moment. And its
 journal: progress to a listener, notes for the user, the time of each stage.
-
-An interruption at any point leaves everything measured until then: ``run.json`` is written whole after each
-measurement. Beside ``study.db``, which keeps a figure a trial, it has the whole measurement, window by window.
 """
 
 from collections.abc import Callable, Iterator

@@ -72,11 +72,6 @@ def baseline(
         )
     if yours.pin_memory and not can_pin:
         notes.append("pin_memory has no effect without a GPU; the baseline is measured without it.")
-    if yours.persistent_workers and not own.loader.num_workers:
-        notes.append(
-            "persistent_workers has no effect without workers; the baseline is measured without it. Give your number of"
-            " workers with --num-workers."
-        )
     if ceiling is not None and ceiling.limit in ("memory", "failure") and own.batch_size > ceiling.batch_size:
         notes.append(
             f"Your batch size {own.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"
@@ -162,7 +157,7 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
         if precision not in facts.precisions:
             yield (
                 f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
-                "Choose one of them with --precision, --fix precision=… or --amp."
+                "Choose one of them, or another device."
             )
 
 

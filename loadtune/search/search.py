@@ -18,17 +18,17 @@ from loadtune.changes.stack import OF_LEFT, Stack
 from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
 from loadtune.model.answers import ENOUGH, HELD, WORTH, of_segment, propose
 from loadtune.model.fit import ThroughputModel, points_at, segments_of
-from loadtune.model.resources import Job
+from loadtune.model.resources import PRIORS, Job, compute_s
 from loadtune.records.answer import Failed, measured_of
-from loadtune.records.config import LoaderConfig, Precision, Recipe, TrialConfig
+from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
-from loadtune.records.result import Trial, TrialOrigin
+from loadtune.records.result import Remedies, Trial
 from loadtune.report.store import STUDY_FILE
 from loadtune.run.budget import Budget
 from loadtune.run.measure import Run, expected_seconds, outcome_text
 from loadtune.run.state import Resumable
-from loadtune.search.space import EPOCH_STEPS, SearchSpace, largest_batches, size
+from loadtune.search.space import EPOCH_STEPS, NEAR, SearchSpace, largest_batches, roomiest, size
 from loadtune.statistics.interval import Interval
 from loadtune.units import counted, seconds_text
 
@@ -47,7 +47,6 @@ class Next:
     """A configuration to try."""
 
     config: TrialConfig
-    origin: TrialOrigin
     predicted: Interval | None = None
     expected: float = math.inf
     """Improvement over the best so far, on the logarithm. Infinite: nobody knows."""
@@ -80,7 +79,7 @@ class Search:
         nor one that could not be measured again afterwards.
         """
         if self.yours is not None and self.yours not in dict(measured_of(self.trials)) and self.feasible([self.yours]):
-            return Next(config=self.yours, origin="yours")
+            return Next(config=self.yours)
         configs, ran = self.able(), dict(self._known)
         places = [at for at, config in enumerate(configs) if config in ran]
         if len(places) == len(configs):
@@ -92,7 +91,7 @@ class Search:
         took_s = expected_seconds(configs, np.exp(mean), self.job.sample_s)
         if not places:  # nothing ran yet, or what ran no longer fits: the quickest of those expected to be best
             at = int(np.where(mean >= mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
-            return Next(config=configs[at], origin="search", predicted=of_segment(model.predict(points[[at]]), 0))
+            return Next(config=configs[at], predicted=of_segment(model.predict(points[[at]]), 0))
         left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
         longer, faster = took_s > left_s, np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
         highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
@@ -104,7 +103,7 @@ class Search:
         held = [trial.held for trial in self.trials if trial.held is not None]
         if expected < ENOUGH and len(held) >= HELD and all(held[-HELD:]):
             return "no other configuration is likely to be faster"
-        return Next(config=configs[weighed[at]], origin="search", predicted=predicted, expected=expected)
+        return Next(config=configs[weighed[at]], predicted=predicted, expected=expected)
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured."""
@@ -123,9 +122,20 @@ class Search:
         tried = {config: measured.samples_per_s for config, measured in measured_of(self.trials) if not config.remedies}
         return max(self.feasible(list(tried)), key=tried.__getitem__, default=None)
 
-    def smallest(self) -> TrialConfig | None:
-        """The smallest configuration that the model expects to be as good as any, tried or not."""
-        return next(iter(_smallest(self._by_expectation([c for c in self.able() if not c.remedies]))), None)
+    def roomiest(self, than: Sequence[TrialConfig] = ()) -> TrialConfig | None:
+        """The smallest of those that the model expects to be near the best, tried or not, and to leave the device the
+        most headroom; without changes of the code. None: one of ``than`` leaves as much."""
+        rates = self._by_expectation([c for c in self.able() if not c.remedies])
+        least = NEAR * max(rates.values(), default=0.0)
+        near = {config: rate for config, rate in rates.items() if rate >= least}
+        roomy = {config: near[config] for config in roomiest(near, self.compute_rates(list(near)))}
+        return None if roomy.keys() & set(than) else next(iter(_smallest(roomy)), None)
+
+    def compute_rates(self, configs: Sequence[TrialConfig]) -> dict[TrialConfig, float]:
+        """Compute-only samples/s, without those with changes of the code. Empty on a CPU, whose cores load, too."""
+        known = [c for c in configs if self.job.on_gpu and c.precision in self.job.compute and not c.remedies]
+        seconds = compute_s(self.job, points_at(known, self.job), np.array(PRIORS["small"].median))
+        return dict(zip(known, (1 / seconds).tolist(), strict=True))
 
     def changed(self) -> TrialConfig | None:
         """The best expected with changes of the code, of those that ran if any did. None: there is none."""
@@ -204,7 +214,10 @@ def model_job(
 ) -> Job:
     """What is known before the first trial, also with each change of the ``stack``. A precision that was not timed
     counts as the first one that was."""
-    curves = {precision: _curve(compute_points, recipe) for precision, recipe in recipes.items()}
+    curves = dict[str, tuple[tuple[float, float], ...]]()
+    for precision, recipe in recipes.items():
+        timed = sorted((point.batch_size, point.samples_per_s) for point in compute_points if point.recipe == recipe)
+        curves[precision] = tuple((float(size), 1 / rate) for size, rate in dict(timed).items())  # the fastest of each
     known = next(curve for curve in curves.values() if curve)
     job = Job(
         sample_s=facts.sample_s,
@@ -212,16 +225,10 @@ def model_job(
         sample_bytes=float(facts.sample_bytes),
         num_cores=float(max(1, host.num_usable_cores)),
         on_gpu=device.kind == "cuda",
-        compute={str(precision): curve or known for precision, curve in curves.items()},
+        compute={precision: curve or known for precision, curve in curves.items()},
         syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),
     )
     return job if stack is None else replace(job, changed=stack.jobs(job))
-
-
-def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float, float], ...]:
-    """(Batch size, seconds a sample), smallest batch first; of several timings the fastest."""
-    timed = sorted((point.batch_size, point.samples_per_s) for point in points if point.recipe == recipe)
-    return tuple((float(size), 1 / rate) for size, rate in dict(timed).items())  # the last of each size
 
 
 # In a run
@@ -245,7 +252,10 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
     state, budget, journal, trials = run.state, run.budget, run.journal, run.state.trials
     with journal.stage("changes" if searched.codes else "study"):
         if (yours := state.yours) is not None:
-            journal.note(_shm_note(yours.loader, facts, run.host_now(), max(searched.num_workers)))
+            now = run.host_now()
+            most = replace(yours.loader, num_workers=min(max(searched.num_workers), now.num_usable_cores))
+            refused = [shm_refusal(loader, facts.sample_bytes, now) for loader in (yours.loader, most)]
+            journal.note(*[f"{each} What does not fit was not tried." for each in refused if each is not None][:1])
             yours = replace(yours, recipe=searched.recipes.get(yours.precision, yours.recipe))  # as it was chosen
         search = Search(
             job=model_job(facts, state.host, state.device, searched.recipes, state.compute_points, stack),
@@ -263,15 +273,16 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
             return search
         num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock()
         while isinstance(asked := _upcoming(state, budget, search, begun_s, num_before), Next):
-            shown.ask(asked.config)
-            show()
-            outcome = _tried(run, asked)
-            trial = Trial.of(asked.config, outcome, number=len(trials), origin=asked.origin, predicted=asked.predicted)
+            # What cannot be run again twice in the time left is of no use, unless it is the user's own.
+            limit_s = math.inf if asked.config == state.yours else budget.left_s / (1 + MIN_RUNS)
+            outcome = run.timed(asked.config, limit_s)
+            raise_for_the_user(None if asked.config.remedies else outcome)
+            trial = Trial.of(asked.config, outcome, number=len(trials), predicted=asked.predicted)
             trials.append(trial)
             journal.save()
             journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome_text(asked.config, outcome)}")
-            shown.tell(trial)
-        show()
+            shown.add(trial)
+            show()
         journal.tell(f"The search ended: {asked or 'its share of the time budget was used'}.")
         state.search_notes = tuple(_end_notes(state, search, is_short=not asked))
         journal.note(*state.search_notes)
@@ -300,16 +311,6 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
         return asked
     ends_s = now + max(each_s, search.lasts_s(asked.config))  # on a CPU, trials of larger batches take longer
     return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else ""
-
-
-def _tried(run: Run, asked: Next) -> Measurement | TrialFailure:
-    """Run it. What cannot be run again twice in the time left is of no use, unless it is the user's own. Raises
-    WorkloadError for an error that the user can correct."""
-    limit_s = math.inf if asked.config == run.state.yours else run.budget.left_s / (1 + MIN_RUNS)
-    outcome = run.timed(asked.config, limit_s)
-    if not asked.config.remedies:
-        raise_for_the_user(outcome)
-    return outcome
 
 
 # What can run: by the memory ceilings, the host's memory now, and the trials that failed
@@ -348,13 +349,6 @@ def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, f
     return config == tried
 
 
-def _shm_note(own: LoaderConfig, facts: WorkloadFacts, now: HostFacts, most_workers: int) -> str | None:
-    """Name workers that do not fit into /dev/shm: the user's own, or else as many as there are cores, or may be."""
-    most = replace(own, num_workers=min(most_workers, now.num_usable_cores))
-    refusals = (shm_refusal(loader, facts.sample_bytes, now) for loader in (own, most))
-    return next((f"{refused} What does not fit was not tried." for refused in refusals if refused is not None), None)
-
-
 # Changes of the code
 
 
@@ -369,7 +363,7 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
     with journal.stage("changes"):
         stack = Stack(
             at=Situation(
-                config=best,
+                config=search.roomiest([best]) or best,
                 spec=state.config.workload,
                 facts=facts,
                 device=state.device,
@@ -383,17 +377,18 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
             steps=list(state.steps),
         )
         if not state.steps:  # else they were examined before an interruption
-            _build(run, stack)
+            run.training.until_s = budget.until(OF_LEFT)
+            journal.aside("Not all changes of the code were examined", stack.build)  # after Ctrl-C nothing is asked
+            run.training.until_s = budget.until(1.0)
+            state.steps = tuple(stack.steps)
+            if stack.is_short:
+                journal.note("No time was left to try changes of your code. A larger --time-budget tries them.")
+            if stack.steps and not state.confirmed:
+                state.search_notes = None  # it goes on, with them
+                journal.tell(f"Changes of your code to try: {'; '.join(step.remedy.title for step in stack.steps)}.")
+        tried = partial(stack.tried, stack.config)  # for a run that is cut short before the final
+        state.remedies = Remedies(tried=journal.aside("Changes of the code are not shown", tried) or ())
     return stack
-
-
-def _build(run: Run, stack: Stack) -> None:
-    run.training.until_s = run.budget.until(OF_LEFT)
-    run.journal.aside("Not all changes of the code were examined", stack.build)  # after Ctrl-C nothing more is asked
-    run.training.until_s = run.budget.until(1.0)
-    run.state.steps = tuple(stack.steps)
-    if stack.steps and not run.state.confirmed:
-        run.state.search_notes = None  # it goes on, with them
 
 
 # What the end of a search left untried, in words

@@ -99,11 +99,17 @@ def size(config: TrialConfig) -> tuple[int, int]:
     return config.loader.num_workers, config.batch_size
 
 
-def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Powers of two and their 1.5s within [smallest, largest], and `extra` sizes; `largest` itself where none are."""
-    powers = [2**exponent for exponent in range(largest.bit_length())]
-    rungs = {size for power in powers for size in (power, power + power // 2) if smallest <= size <= largest}
-    return tuple(sorted({*rungs, *extra} or {largest}))
+NEAR = 0.95
+"""Rates within 5% are near each other: means of two segments of one setting differ by more (6%)."""
+
+
+def roomiest(rates: Mapping[TrialConfig, float], compute_per_s: Mapping[TrialConfig, float]) -> list[TrialConfig]:
+    """Of configurations with these throughputs those that leave the device the most headroom: their compute-only rates
+    are the highest. All, where these are not known."""
+    most = 2.0 * max(rates.values(), default=0.0)  # no change of the code was seen to gain more (1.95)
+    rooms = {config: min(most, compute_per_s.get(config, 0.0)) for config in rates}
+    least = NEAR * max(rooms.values(), default=0.0)
+    return [config for config, room in rooms.items() if room >= least]
 
 
 def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -139,8 +145,8 @@ def batch_sizes(
     recipes: Sequence[RecipeChoice],
     ceilings: Sequence[MemoryCeiling],
 ) -> tuple[int, ...]:
-    """Up to the largest that fits and leaves an epoch `EPOCH_STEPS` steps; one that was named is never too large. Ends
-    of precisions and the user's ``own`` size are rungs as well."""
+    """Powers of two and their 1.5s, up to the largest that fits and leaves an epoch `EPOCH_STEPS` steps; one that was
+    named is never too large. Ends of precisions and the user's ``own`` size are rungs as well."""
     largest = max(largest_batches(config, ceilings).values())
     fixed = facts.fixed_batch_size or config.fixed("batch_size")
     if fixed is not None:
@@ -155,8 +161,10 @@ def batch_sizes(
         top = min(largest, max(*config.named_batch_sizes, facts.smallest_batch, facts.dataset_length // EPOCH_STEPS))
     moderate = max(point.batch_size for choice in recipes for point in choice.points)
     ends = [ceiling.safe_batch_size for ceiling in ceilings if ceiling.safe_batch_size <= top]
-    extra = (*ends, *([own] if own <= largest else []))
-    return batch_ladder(max(facts.smallest_batch, min(moderate, top) // SMALL), top, extra)
+    least = max(facts.smallest_batch, min(moderate, top) // SMALL)
+    powers = (2**exponent for exponent in range(top.bit_length()))
+    rungs = {size for power in powers for size in (power, power + power // 2) if least <= size <= top}
+    return tuple(sorted({*rungs, *ends, *([own] if own <= largest else [])} or {top}))
 
 
 def worker_counts(config: TuneConfig, facts: WorkloadFacts, own: int, cores: int) -> tuple[int, ...]:

@@ -48,30 +48,6 @@ def t(degrees_of_freedom: int, error: float = 0.05, num_intervals: int = 1) -> f
     return float(stdtrit(degrees_of_freedom, 1 - error / max(1, num_intervals) / 2))
 
 
-@cache
-def largest_t(num_means: int, degrees_of_freedom: int) -> float:
-    """The same of 95%, where several means share one estimate of their spread and the most extreme is looked at.
-
-    The studentized maximum modulus: exact for independent means, wider than needed for correlated ones (Šidák 1967).
-    1 mean: Student's t.
-    """
-    import numpy as np
-    from scipy.special import chdtri, ndtr
-
-    shares = (np.arange(_GRID) + 0.5) / _GRID
-    spread = np.sqrt(chdtri(degrees_of_freedom, shares) / degrees_of_freedom)  # estimated ÷ true, equally likely each
-    low, high = 0.0, t(degrees_of_freedom) * num_means
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        held = float(np.mean((2 * ndtr(middle * spread) - 1) ** num_means))
-        low, high = (middle, high) if held < 0.95 else (low, middle)
-    return high
-
-
-_GRID = 4000
-"""Ten and a hundred times as many change the fourth decimal at most."""
-
-
 class Spread(NamedTuple):
     """Standard deviation of figures of one configuration, as a share of their mean, pooled over configurations."""
 
@@ -103,13 +79,10 @@ class Mean(NamedTuple):
     """Standard error, as a share of the mean, from the spread between figures. None: nothing was measured twice."""
     degrees_of_freedom: int = 1
 
-    def half_width_fraction(self, num_means: int = 1) -> float | None:
-        """Of its interval, as a share. ``num_means``: those that it was picked from; the fastest was lucky, too."""
-        if self.sd is None:
-            return None
-        return (
-            t(self.degrees_of_freedom) if num_means < 2 else largest_t(num_means, self.degrees_of_freedom)
-        ) * self.sd
+    @property
+    def half_width_fraction(self) -> float | None:
+        """Of its interval, as a share."""
+        return None if self.sd is None else t(self.degrees_of_freedom) * self.sd
 
 
 MERGEABLE = 6
@@ -142,30 +115,7 @@ def mean_of_series(samples: Sequence[float], seconds: Sequence[float]) -> Mean |
         sums = [math.fsum(surplus[at : at + size]) for at in range(num % size, num, size)]
         sd = (1 + ALLOWANCE / num) * statistics.stdev(sums) * math.sqrt(num / size) / total
         means.append(Mean(rate, sd, len(sums) - 1))
-    return max(means, key=lambda mean: mean.half_width_fraction() or 0.0)
-
-
-def mean_of(figures: Sequence[float], among: Sequence[Sequence[float]] = ()) -> Mean:
-    """The spread is pooled over the figures ``among`` which these are some."""
-    mean, spread = statistics.fmean(figures), spread_between(among or [figures])
-    return Mean(mean, *(() if spread is None else (spread.sd / math.sqrt(len(figures)), spread.degrees_of_freedom)))
-
-
-def ratio_of(before: Mean, after: Mean, error: float = 0.05, drift: float = 0.0) -> Interval:
-    """After over before; without an interval where a side has no spread. It holds the truth but for this error.
-
-    The two sides were not measured in turn, so neither knows the other's spread: Welch's interval, with his and
-    Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a share of the mean.
-    ``drift``: standard deviation of what a machine does from one side to the other, as a share; the sides tell nothing
-    of it.
-    """
-    value = after.value / before.value
-    if before.sd is None or after.sd is None:
-        return Interval(value=value)
-    sd = math.hypot(before.sd, after.sd, drift)
-    doubt = before.sd**4 / before.degrees_of_freedom + after.sd**4 / after.degrees_of_freedom
-    degrees = max(1, int(sd**4 / doubt)) if doubt else 1  # identical figures, as only a fake makes them
-    return around_ratio(value, t(degrees, error) * sd)
+    return max(means, key=lambda mean: mean.half_width_fraction or 0.0)
 
 
 def around_ratio(value: float, half_width: float) -> Interval:

@@ -7,7 +7,7 @@ planned, each at about twice as many figures as the one before, and share one pr
 import math
 from collections.abc import Sequence
 
-from loadtune.statistics.interval import Interval, Mean, mean_of_series, ratio_of
+from loadtune.statistics.interval import Interval, Mean, around_ratio, mean_of_series, t
 
 ERROR = 0.05
 """Probability of calling equal settings different while steps are watched, over all looks and both directions."""
@@ -26,9 +26,19 @@ standard deviation, as a share. Without it 6.1% of runs of a steady loop were ca
 
 
 def ratio(old: Sequence[float], new: Sequence[float], *, num_looks: int = len(LOOKS)) -> Interval:
-    """Mean of `new` ÷ mean of `old`, seconds of blocks, with the interval of one look. No limits: one side has one."""
+    """Mean of `new` ÷ mean of `old`, seconds of blocks, with the interval of one look. No limits: one side has one.
+
+    Neither side knows the other's spread: Welch's interval, with his and Satterthwaite's degrees of freedom (Biometrika
+    34, 1947), on the log, because noise is a share of the mean.
+    """
     before, after = (mean_of_series(seconds, [1.0] * len(seconds)) or Mean(0.0) for seconds in (old, new))
-    return ratio_of(before, after, ERROR / num_looks, DRIFT)
+    value = after.value / before.value
+    if before.sd is None or after.sd is None:
+        return Interval(value=value)
+    sd = math.hypot(before.sd, after.sd, DRIFT)
+    doubt = before.sd**4 / before.degrees_of_freedom + after.sd**4 / after.degrees_of_freedom
+    degrees = max(1, int(sd**4 / doubt)) if doubt else 1  # identical figures, as only a fake makes them
+    return around_ratio(value, t(degrees, ERROR / num_looks) * sd)
 
 
 def bracket(*ratios: Interval) -> Interval:

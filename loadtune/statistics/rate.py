@@ -70,7 +70,7 @@ def half_width_fraction(windows: Windows) -> float | None:
     batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
     """
     rate = mean_of_series([w.num_samples for w in windows], [w.seconds for w in windows])
-    width = rate and rate.half_width_fraction()
+    width = rate and rate.half_width_fraction
     if width is None or not (collected := sum(w.num_collected or 0 for w in _busy(windows))):
         return width
     samples_a_step = sum(w.num_samples for w in windows) / _sums(windows)[2]

@@ -1,19 +1,17 @@
 """Which steps of loading take the time: each process that loads looks at what is executed there.
 
 **Computing** is seen by a timer of the loading thread's own CPU time. When it expires, that thread itself notes what it
-executes, once Python looks for signals. Nobody waits for the interpreter's lock, so a short line counts for what it
-takes. The signal is one that is ignored by default; it comes only while the thread runs, so it ends no system call that
-waits.
+executes, once Python looks for signals, so nobody waits for the interpreter's lock. The signal is ignored by default,
+and comes only while the thread runs: it ends no system call that waits.
 
-**Waiting** is seen by another thread, at random times: who waits does not keep the interpreter's lock. The kernel says
-whether it waits, and for how long it ran in all, by which the two are put together.
+**Waiting** is seen by another thread, at random times. The kernel says whether the loading thread waits, and for how
+long it ran in all, by which the two are put together.
 
 **Operators**, as in ``image / 255``, are not followed by a look for signals: their time counts for the next call. Where
 the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
-time is moved. For that Python is told of a signal that is not sent, so no system call ends.
+time is moved. For that Python is told of a signal that is not sent.
 
-**How often**: 20 times a second until it has made 200 looks, then once a second; the thread takes at most 0.5% of a
-core. Notes cost less: 2.5 for each look.
+**How often**: 20 times a second until it has made 200 looks, then once a second, at most 0.5% of a core.
 """
 
 import ctypes
@@ -28,7 +26,6 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from dis import opname
 from functools import cache, lru_cache, partial
 from itertools import chain
@@ -120,8 +117,7 @@ class Looks(SharedMemory):
 
         ``row_number``: of the worker. None: it is the training process, which loads only within ``with watch:``.
         """
-        slot, in_training = 0 if row_number is None else 1 + row_number, row_number is None
-        watch = Watch(self, slot, dataset, collate_fn, in_training=in_training)
+        watch = Watch(self, 0 if row_number is None else 1 + row_number, dataset, collate_fn)
         with suppress(Exception):  # the system may give no timer, or no more threads
             if _may_look():
                 watch.start()
@@ -182,25 +178,18 @@ def _named(total: dict[Path, Any], half: float, depth: int = 1) -> Iterator[tupl
 # In the process that loads
 
 
-@dataclass(frozen=True, slots=True)
-class Watching:
-    """A ``worker_init_fn``: the worker is looked at, then runs the caller's own function."""
-
-    looks: Looks
-    collate_fn: Any
-    worker_init_fn: Callable[[int], Any] | None
-
-    def __call__(self, worker_id: int) -> None:
-        self.looks.watch(worker_id, private.dataset_of_worker(), self.collate_fn)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
+def begin_watch(looks: Looks, own: Any, collate_fn: Any, worker_id: int) -> None:
+    """A ``worker_init_fn``: the worker is looked at, then runs the caller's ``own``, which may be None."""
+    looks.watch(worker_id, private.dataset_of_worker(), collate_fn)
+    if own is not None:
+        own(worker_id)
 
 
 class Watch:
     """Looks at the thread that made this. It ends with the process; whatever fails in it ends it alone."""
 
-    def __init__(self, looks: Looks, slot: int, dataset: Any, collate_fn: Any, *, in_training: bool) -> None:
-        self._looks, self._slot, self._in_training = looks, slot, in_training
+    def __init__(self, looks: Looks, slot: int, dataset: Any, collate_fn: Any) -> None:
+        self._looks, self._slot, self._in_training = looks, slot, slot == 0
         self._path_of = lru_cache(_MOST_PATHS)(partial(path_of, dataset=dataset, collate_fn=collate_fn))
         self._whom, self._task = threading.get_ident(), threading.get_native_id()
         self._found = looks.read(slot)
@@ -482,15 +471,12 @@ def _wakes_others() -> bool:
 
 _watches = set[Watch]()
 _forks = threading.RLock()
-_minds_forks = False
 
 
+@cache
 def _mind_forks() -> None:
     """No process forks while the thread runs: Python 3.12 warns of that."""
-    global _minds_forks
-    if not _minds_forks:
-        os.register_at_fork(before=_pause, after_in_parent=_go_on, after_in_child=_forget)
-        _minds_forks = True
+    os.register_at_fork(before=_pause, after_in_parent=_go_on, after_in_child=_forget)
 
 
 def _pause() -> None:

@@ -1,8 +1,6 @@
-"""The two ways to load: worker processes (`Pool`) or the training process itself (`InProcess`).
-
-Both are torch's own iterators, so that fetching, collating, pinning, timeouts, errors and the end of workers are
-torch's. What differs: indices come from an `IndexStream`, the base seed is given, workers may start later, and a pool
-on trial reports what goes wrong as `PoolFailedError` instead of raising it into the loop.
+"""The two ways to load: worker processes (`Pool`) or the training process itself (`InProcess`). Both are torch's own
+iterators, but indices come from an `IndexStream`, the base seed is given, workers may start later, and a pool on trial
+reports what goes wrong as `PoolFailedError` instead of raising it into the loop.
 """
 
 import contextlib
@@ -25,14 +23,10 @@ from loadtune.stream.shm_cleanup import answer_for, remove_segments
 from loadtune.stream.worker_init import is_given
 from loadtune.stream.worker_rows import Notes, begin_worker, load_again, watched
 
-READY_LIMIT_S = 120.0
-"""A pool on trial whose workers take longer to start is withdrawn."""
-HANG_S = 60.0
-"""A pool on trial that gives no batch for so long is withdrawn."""
-_KILL_S = 1.0
-"""Killed workers end at once; this is for a machine that is too busy to let them."""
-_FORK_SLICE_S = 0.05
-"""Seconds that one step of the loop may spend on forking workers, one worker at least."""
+READY_LIMIT_S, HANG_S = 120.0, 60.0
+"""A pool on trial is withdrawn whose workers take longer to start, or that gives no batch for so long."""
+_KILL_S = 1.0  # killed workers end at once; this is for a machine that is too busy to let them
+_FORK_SLICE_S = 0.05  # that one step of the loop may spend on forking workers, one worker at least
 
 
 class IndexStream:
@@ -66,8 +60,6 @@ class IndexStream:
         """Forget what was drawn and draw from the beginning of the next epoch."""
         self._again.clear()
         self._num_drawn = self._num_gone = 0
-        self.limit: int | None = None
-        """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
         self.has_more, self.is_short = True, False
         """Whether the sampler has not ended; and whether a batch was refused that may be drawn after others."""
         self._iterator = iter(self._sampler)
@@ -83,20 +75,9 @@ class IndexStream:
         self._num_gone += 1
         return indices
 
-    @property
-    def position(self) -> int:
-        """The number in the epoch of the batch that is drawn next."""
-        return self._again[0][0] if self._again else self._num_drawn
-
-    @property
-    def is_held_back(self) -> bool:
-        return self.limit is not None and self.position >= self.limit
-
     def draw(self, *, as_asked: bool = False) -> tuple[int, Any]:
-        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end, at the limit and
+        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end and
         where a sampler must not be asked further ahead. ``as_asked``: the loop waits for this one."""
-        if self.is_held_back:
-            raise StopIteration
         if self._again:
             return heapq.heappop(self._again)
         is_due = as_asked or self._num_drawn - self._num_gone < self._own_ahead
@@ -167,9 +148,6 @@ class _Fed:
 
     # torch's constructor assigns a seed that it draws; this one is always the seed that was given.
     _base_seed = property(lambda self: self._given_seed, lambda self, drawn: None)
-
-    begins_at = 0
-    """The number in the epoch of the first batch that it was given."""
 
     def __init__(self, view: Any, stream: IndexStream, base_seed: int) -> None:
         self.stream, self._given_seed = stream, base_seed

@@ -1,7 +1,5 @@
-"""Which samples each process is loading right now, in memory that outlives the process. Needs no torch.
-
-The controller hands its table to the training process, whose workers share it, so it can still say which samples a
-killed process was loading. How long a sample has been loading is seen by whoever watches (`Stillness`).
+"""Which samples each process is loading right now, in memory that outlives the process. Needs no torch. How long a
+sample has been loading is seen by whoever watches (`Stillness`).
 """
 
 import contextlib
@@ -74,8 +72,6 @@ class Loading:
     batch: tuple[int, ...]
     """The batch's first indices, 7 at the most."""
     batch_size: int
-    num_begun: int
-    """Batches that this process began, this one included."""
 
 
 class SharedMemory:
@@ -177,7 +173,6 @@ class SampleTable(SharedMemory):
                 index=None if math.isnan(row.index) else int(row.index),
                 batch=tuple(int(each) for each in row.batch[: int(row.batch_size)] if not math.isnan(each)),
                 batch_size=int(row.batch_size),
-                num_begun=int(row.num_begun),
             )
             for worker, row in rows
             if row.batch_size

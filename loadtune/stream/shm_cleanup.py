@@ -1,9 +1,8 @@
 """What killed processes leave behind: shared-memory segments, and members of their group that are not dead yet.
 
 A DataLoader worker makes each batch in a segment of /dev/shm that it names after its own process id and unlinks a
-moment later; killed in between, it leaves the segment, up to a whole batch of RAM, until the machine restarts (seen on
-an H200 machine after a SIGKILL and after Ctrl-C). So whoever kills workers takes away what they had not yet unlinked.
-Needs no torch; where there is no /proc nothing is found, or done.
+moment later. One that is killed in between leaves the segment, up to a whole batch of RAM, until the machine restarts.
+So whoever kills workers takes away what they had not yet unlinked. Needs no torch.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""What a thread that loads executes: the names of its step, from torch's fetcher inwards.
-
-They are read from places in the source and from what the user's objects hold; no code of the user's runs for it.
-"""
+"""What a thread that loads executes: names of its step, from torch's fetcher inwards. No code of the user's runs."""
 
 import linecache
 import os

@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -36,28 +36,23 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
-from loadtune.stream.looks import Looks, Watch, Watching
+from loadtune.stream.looks import Looks, Watch, begin_watch
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError, RandomSamplesError
 from loadtune.stream.sample_table import Row, SampleTable
 from loadtune.stream.worker_rows import Notes, SampleError, is_random
 
-_CLOSE_S, _POLL_S = 10.0, 0.005
+_CLOSE_S = 10.0
 
 Source: TypeAlias = Pool | InProcess
 
 
-@dataclass(slots=True, eq=False)
-class _Switch:
-    """A change of workers that was asked for."""
-
-    num_workers: int
-    at: int | None
-    source: Source | None = None
-    """None: not begun."""
-
-
 _live: "weakref.WeakSet[SwitchingIterator]" = weakref.WeakSet()
-_closes_at_exit = False
+
+
+@cache
+def _close_at_exit() -> None:
+    """After torch's own was registered, so that it runs before: torch's workers do not end later any more."""
+    atexit.register(_close_all)
 
 
 def _close_all() -> None:
@@ -89,10 +84,7 @@ class SwitchingIterator:
         ``told_workers``: what a ``worker_init_fn`` gets as their number. None: their number.
         ``looks``: where it is noted what takes the time of those that load. None: nowhere.
         """
-        global _closes_at_exit
-        if not _closes_at_exit:  # after torch's own, so that it runs before: torch's workers do not end later any more
-            atexit.register(_close_all)
-            _closes_at_exit = True
+        _close_at_exit()
         self._loader, self._exact, self._looks = loader, exact, looks
         self.own = loader.num_workers
         self.num_workers = self.own if num_workers is None else num_workers
@@ -103,7 +95,10 @@ class SwitchingIterator:
         self.has_ended = False
         self._lane: deque[Source] = deque()
         self._last: Source | None = None
-        self._coming: deque[_Switch] = deque()
+        self._coming: int | None = None
+        """Workers that were asked for and do not deliver yet. None: there are none."""
+        self._starting: Source | None = None
+        """Those. None: they have not begun to start."""
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
         self._watch: Watch | None = None
@@ -144,9 +139,6 @@ class SwitchingIterator:
             late, self._late = self._late, None
             self._begin_with(*late)
         self._advance()
-        while self._coming and self._stream.is_held_back and not any(source.issued for source in self._lane):
-            time.sleep(_POLL_S)
-            self._advance()
         while self._lane:
             source = self._lane[0]
             if not source.issued and len(self._lane) > 1:
@@ -183,7 +175,7 @@ class SwitchingIterator:
         """Torch's own iterator, whose processes are looked at as those of others are."""
         init, self._watch = loader.worker_init_fn, None
         if self._looks is not None:
-            init = Watching(self._looks, loader.collate_fn, init)
+            init = partial(begin_watch, self._looks, init, loader.collate_fn)
         given = {"generator": loader.generator, "worker_init_fn": init}
         view = private.view(loader, self.own, loader._index_sampler, **given)
         if self._plain is not None and self.own:
@@ -220,6 +212,10 @@ class SwitchingIterator:
         """The batch that was delivered last, as the training process itself loads it. Raises what that raises."""
         return next(private.SingleProcessIterator(private.view(self._loader, 0, _index_sampler=[self._stream.last])))
 
+    def last_drawn(self) -> Any:
+        """Indices of the batch that was delivered last."""
+        return self._stream.last
+
     def workers(self) -> list[Row]:
         """What each worker of the pool that delivers, or was the last to deliver, has done. Empty: it has none."""
         return self.table.rows(getattr(self.delivering(), "rows", range(0)))
@@ -230,19 +226,17 @@ class SwitchingIterator:
 
     # Switching
 
-    def switch(self, num_workers: int, *, at: int | None = None) -> None:
-        """Ask for so many workers, in this epoch if it goes on. Raises ValueError for none in place of some.
-
-        ``at``: the first batch that they load, if it was not given out yet; the loop waits. None: once they are ready.
-        """
+    def switch(self, num_workers: int) -> None:
+        """Ask for so many workers, once they are ready, in this epoch if it goes on. Those that were asked for before
+        and are not ready do not come. Raises ValueError for none in place of some."""
         if num_workers == 0 < self.own:
             raise ValueError("A loader that has workers cannot go on without.")
         self.num_workers = num_workers
-        if not self._lane:
-            return
-        if num_workers != (self._coming[-1].num_workers if self._coming else self._num_newest()):
-            self._coming.append(_Switch(num_workers, at))
-            self._advance()
+        if self._lane and num_workers != self._coming:
+            self._drop()
+            if num_workers != self._num_newest():
+                self._coming = num_workers
+                self._advance()
 
     def _num_newest(self) -> int:
         """Workers that get the next indices, or the first ones."""
@@ -251,48 +245,39 @@ class SwitchingIterator:
     @property
     def is_switching(self) -> bool:
         """Whether workers start that were asked for."""
-        return bool(self._coming)
+        return self._coming is not None
 
     def stay(self) -> None:
         """Workers that were asked for and have not begun to deliver are not waited for any more."""
-        if self._coming:
-            self._drop(*self._coming)
-            self.num_workers = self._num_newest()
+        if self._coming is not None:
+            self.switch(self._num_newest())
 
-    def _drop(self, *switches: _Switch) -> None:
-        """These workers do not come. What was kept for them goes to those that are there."""
-        for switch in switches:
-            self._coming.remove(switch)
-            if switch.source is not None:
-                self._in_background(switch.source, switch.source.kill)
-        if self._stream.limit is not None:
-            self._stream.limit = None
-            self._lane[-1].feed()
+    def _drop(self) -> None:
+        """Those that were asked for do not come."""
+        source, self._coming, self._starting = self._starting, None, None
+        if source is not None:
+            self._in_background(source, source.kill)
 
     def _advance(self) -> None:
-        """Bring the next switch a step further: start workers, or hand over to those that are ready."""
-        while self._coming and self._late is None:  # until then the first batches are not drawn
-            switch = self._coming[0]
-            self._stream.limit = switch.at
-            if self._stream.known == []:  # a switch that is repeated is asked for before the first batch
+        """Bring the switch a step further: start workers, or hand over to those that are ready."""
+        # They load again what was delivered first; and where some start late, the first batches are not drawn yet.
+        if self._coming is None or self._late is not None or self._stream.known == []:
+            return
+        try:
+            source = self._make(self._coming) if self._starting is None else self._starting
+            self._starting = source
+            if not source.is_ready():
                 return
-            try:
-                source = self._make(switch.num_workers) if switch.source is None else switch.source
-                switch.source = source
-                ready = source.is_ready()
-                if ready and switch.num_workers != self.own:
-                    self._test(source)
-            except PoolFailedError as failure:  # they never got an index; the ones before them go on
-                self._note(switch.num_workers, failure)
-                self._drop(switch)
-                continue
-            if not ready or (switch.at is not None and not self._stream.is_held_back):
-                return
-            self._coming.popleft()
-            self._stream.limit, source.begins_at = None, self._stream.position
-            self._lane[-1].is_fed = False
-            self._lane.append(source)
-            source.feed()
+            if self._coming != self.own:
+                self._test(source)
+        except PoolFailedError as failure:  # they never got an index; the ones before them go on
+            self._note(self._coming, failure)
+            self._drop()
+            return
+        self._coming = self._starting = None
+        self._lane[-1].is_fed = False
+        self._lane.append(source)
+        source.feed()
 
     def _test(self, source: Source) -> None:
         """Note whether the samples of workers on trial are random. With ``exact`` that raises RandomSamplesError."""
@@ -319,14 +304,11 @@ class SwitchingIterator:
     def _begin_with(self, num_workers: int, base_seed: int | None = None) -> None:
         """The lane is empty: fill it with so many workers, or where they fail with the caller's."""
         seed = _random_seed(self._private) if base_seed is None else base_seed
-        begins_at = self._stream.position
         try:
-            source = self._make(num_workers, seed)
+            self._lane.append(self._make(num_workers, seed))
         except PoolFailedError as failure:
             self._note(num_workers, failure)
-            source = self._make(self.own, seed)
-        source.begins_at = begins_at
-        self._lane.append(source)
+            self._lane.append(self._make(self.own, seed))
 
     # Trouble
 
@@ -344,7 +326,7 @@ class SwitchingIterator:
         """Read again with the caller's workers whatever others were asked for and have not delivered."""
         if self._plain is not None:
             return
-        self.stay()
+        self._drop()
         num_yielded = self.delivering()._num_yielded
         for source in self._lane:
             self._stream.take_back(source.issued.values())
@@ -398,10 +380,9 @@ class SwitchingIterator:
             self._stop_watching()
             getattr(self._plain, "_shutdown_workers", lambda: None)()
             return
-        coming = [switch.source for switch in self._coming if switch.source is not None]
-        self._coming.clear()
-        for source in coming:
-            source.kill()
+        starting, self._coming, self._starting = self._starting, None, None
+        if starting is not None:
+            starting.kill()
         while self._lane:
             self._last = self._lane.popleft()
             self._last.close(patience_s)

@@ -33,6 +33,8 @@ MAP_STYLE = _DatasetKind.Map
 CHECK_S: float = _utils.MP_STATUS_CHECK_INTERVAL  # `_try_get_data` waits so long where the loader has no timeout
 FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
+FEEDER = "QueueFeederThread"
+"""Name of the thread of a queue: a worker's pickles its batches, copies tensors to shared memory and sends them."""
 
 
 def dataset_of_worker() -> Any:
@@ -41,8 +43,10 @@ def dataset_of_worker() -> Any:
     return worker._worker_info.dataset
 
 
-FEEDER = "QueueFeederThread"
-"""Name of the thread of a queue: a worker's pickles its batches, copies tensors to shared memory and sends them."""
+def become_worker(num_workers: int, seed: int, dataset: Any) -> None:
+    """What loads in this process sees the first of so many workers from now on."""
+    worker: Any = _utils.worker
+    worker._worker_info = worker.WorkerInfo(id=0, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def draws_as_torch() -> bool:
@@ -87,11 +91,8 @@ class LoaderView:
 
 
 def view(loader: Any, num_workers: int, index_sampler: Any = (), **changes: Any) -> Any:
-    """The loader as torch's iterators read it, with so many workers. The caller's own object is left as it is.
-
-    Its batches come in order where the caller's own are in order, as those of one worker are. ``index_sampler``: in
-    place of the caller's, which only the stream draws from.
-    """
+    """The loader as torch's iterators read it, with so many workers. Its batches come in order where the caller's do,
+    as those of one worker. ``index_sampler``: in place of the caller's, which only the stream draws from."""
     return LoaderView(
         loader,
         index_sampler,
@@ -208,10 +209,8 @@ def _ask(asked: torch.Tensor, worker_init_fn: Any, worker_id: int) -> None:
 
 
 def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context: str | None = None) -> bool:
-    """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out.
-
-    A worker reads it, so that nothing which the dataset or the function change is changed here.
-    """
+    """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out. A
+    worker reads it, so that nothing which the dataset or the function change is changed here."""
     asked = torch.zeros(1)
     one: dict[str, Any] = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1, "collate_fn": id}  # quickly sent
     asking = partial(_ask, asked, worker_init_fn)

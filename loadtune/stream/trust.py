@@ -1,8 +1,7 @@
 """Whether other workers read what the user's settings read: found out before anything is switched.
 
-Whoever loads in two workers or more has shown that workers read the data. With other workers, three things can go
-wrong without an error. Workers share the offset of an open file. They have a copy of what the training loop changes in
-the dataset. A sampler is asked further ahead of the loop, although the two act on each other.
+Three things can go wrong without an error. Workers share the offset of an open file. They have a copy of what the loop
+changes in the dataset. A sampler is asked further ahead of the loop, although the two act on each other.
 """
 
 import fcntl
@@ -24,10 +23,7 @@ _YOURSELF = "if your training allows that, set num_workers yourself"
 
 
 class Trust:
-    """Of one iterator: whether other workers read what the user's settings read.
-
-    What its questions answer is a reason against other workers; None: none is known.
-    """
+    """Of one iterator. What its questions answer is a reason against other workers; None: none is known."""
 
     def __init__(self, view: Any, sampler: WatchedSampler) -> None:
         self.view, self.sampler, self._method = view, sampler, private.start_method(view.multiprocessing_context)

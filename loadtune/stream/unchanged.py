@@ -25,11 +25,8 @@ _MAX_CONTAINERS, _ENDS, _MANY_ITEMS, _MANY_BYTES = 150, 16, 20_000, 1 << 16
 
 
 class Unchanged:
-    """A dataset and what it refers to, with the data that its functions read from their module, as they were.
-
-    Looks at 150 objects at most: whole lists of 20,000 items, arrays of 64 KiB, and the ends of longer ones. A look
-    takes some 50 µs.
-    """
+    """A dataset and what it refers to, with the data that its functions read from their module, as they were. Looks at
+    150 objects at most: lists of 20,000 items, arrays of 64 KiB, and the ends of longer ones. A look takes 50 µs."""
 
     def __init__(self, *roots: Any, without: Any = None) -> None:
         """``without``: an object that is not looked into."""
@@ -132,6 +129,16 @@ def shared_handle(*roots: Any) -> str | None:
                 each.__reduce_ex__(4)
             except Exception:  # what cannot be copied holds on to something outside of Python
                 return f"a {kind.__module__}.{kind.__qualname__}"
+    return None
+
+
+def shared_state(*roots: Any) -> str | None:
+    """The type of something in these objects that processes change together: shared memory, a lock, a queue. None: none
+    found."""
+    for each in _contents(roots):
+        kind, is_shared = type(each), getattr(each, "is_shared", bool)
+        if kind.__module__.startswith("multiprocessing.") or (isinstance(each, torch.Tensor) and is_shared()):
+            return f"{kind.__module__}.{kind.__qualname__}"
     return None
 
 

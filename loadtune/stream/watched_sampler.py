@@ -19,10 +19,8 @@ _MOST_PARTS = 16
 
 
 class WatchedSampler:
-    """Gives the index batches of a loader's own sampler, and looks at how it makes the first of them.
-
-    A sampler may be asked further ahead of the loop than the user's settings ask it, unless it and the loop act on each
-    other: it draws random numbers as it goes, its attributes change as it goes, or it reads attributes for each batch.
+    """Gives the index batches of a loader's own sampler, and looks at how it makes the first of them. It may be asked
+    further ahead of the loop unless it draws random numbers, changes attributes or reads attributes for each batch.
     """
 
     def __init__(self, loader: Any, is_known: bool = False, reason: str | None = None) -> None:

@@ -1,7 +1,5 @@
-"""What each worker loads and has loaded, by its own clocks, in a table that it shares with the training process.
-
-The dataset is not wrapped: within a worker, torch's fetcher is. User code sees its own dataset, also in
-``get_worker_info()``.
+"""What each worker loads and has loaded, by its own clocks, in a table that it shares with the training process. Not
+the dataset is wrapped but torch's fetcher: user code sees its own dataset.
 """
 
 import functools
@@ -148,11 +146,8 @@ def num_made(workers: Iterable[Row], now: float) -> float:
     return made
 
 
-# Random numbers of a process: torch's on the CPU, Python's and numpy's
-
-
 def read_states() -> Any:
-    """Some 20 µs."""
+    """Of the random numbers of a process: torch's on the CPU, Python's and numpy's. Some 20 µs."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 

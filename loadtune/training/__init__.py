@@ -1,8 +1,1 @@
-"""Run the workload and report: a child process that owns the device, and the controller's handle on it.
-
-Whatever dies inside becomes a `TrialFailure`.
-"""
-
-from loadtune.training.client import TrainingClient
-
-__all__ = ["TrainingClient"]
+"""A child process that owns the device and runs the workload, and the controller's handle on it."""

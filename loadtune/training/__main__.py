@@ -1,10 +1,8 @@
 """``python -m loadtune.training SOCKET LIFELINE SAMPLES FOLDER``: inherited descriptors, and where temporary files
 go. Started by `TrainingClient` alone.
 
-It must not outlive its controller. A pipe tells; a training loop reads no pipes, a thread does. Workers are ended by
-SIGKILL and the training process by ``os._exit``, so nobody runs what would remove their temporary files:
-multiprocessing's sockets, what torch.compile made, whatever a dataset opened. They all lie in one folder, which the
-controller removes when it is done, and the training process where the controller was killed.
+It must not outlive its controller, whose end a pipe tells to a thread. Whatever ends it and its workers, nobody removes
+their own temporary files. They lie in one folder, which the controller removes, or this process where that was killed.
 """
 
 import atexit
@@ -63,8 +61,7 @@ def watch_lifeline(descriptor: int, scratch: Path) -> None:
 def leave(status: int) -> NoReturn:
     """End this process with whatever is left of its group, without Python's teardown, which takes seconds with CUDA.
 
-    A controller that dies is noticed twice, by the lifeline and by the loop that speaks to it or whose workers were
-    just killed. Whoever comes second waits: it would end the process before the other has taken away what they left.
+    The lifeline and the loop both notice a controller that dies. Whoever comes second waits until the first is done.
     """
     while True:
         with contextlib.suppress(BaseException):  # the DataLoader's handler raises for each worker killed, anywhere

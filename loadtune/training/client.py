@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from loadtune.errors import LoadtuneError, NothingFitsError, OutOfTimeError, TrainingError, WorkloadError
+from loadtune.errors import LoadtuneError, OutOfTimeError, TrainingError, WorkloadError
 from loadtune.host.memory import read_oom_kills
 from loadtune.host.processes import RamGuard
+from loadtune.limits.recipe import nothing_fits
 from loadtune.records.config import LiveObjects, LoaderConfig, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.footprint import StepAccount
@@ -28,18 +29,14 @@ from loadtune.units import bytes_text
 
 _Value = TypeVar("_Value")
 
-# Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
-_BUILD_HANG_S = 180.0
+_BUILD_HANG_S = 180.0  # importing torch, a CUDA context and a large dataset's index took up to a minute
 _BUILDING = ("start", "build")
 _BEFORE_REQUESTS = (*_BUILDING, "samples")
-# Between two looks for silence and death; an answer ends the wait at once.
-_POLL_S = 0.1
+_POLL_S = 0.1  # between two looks for silence and death; an answer ends the wait at once
 # A training that dies this often in a row before it has built the workload will not do better the next time.
 _MAX_FAILED_STARTS = 2
-# Of what the fault handler writes of one worker and of the training process.
-_STACKS_LINES = 100
-# A sample is named as what a request waited for where it took so much of the silence. It took so many seconds at the
-# least, and so many times what samples took when the workload was described.
+_STACKS_LINES = 100  # of what the fault handler writes of one worker and of the training process
+# A request waited for a sample that took this share of the silence, so many seconds, and times the usual.
 _STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
 
 
@@ -108,7 +105,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
                 if value.kind == "unsupported":
                     raise WorkloadError(f"{found} (while: {value.phase})", tail or None)
                 if value.kind == "oom":
-                    raise NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {found}")
+                    raise nothing_fits("does not train in the device's free memory", value)
                 advice = "Run the loader and one training step by themselves to find what ends the process."
                 ending = f" Its log ends:\n{tail}" if tail else ""
                 raise TrainingError(f"{found} That was in the phase '{value.phase}'. {advice}{ending}")
@@ -199,13 +196,10 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             sample_s = 0.0 if self._facts is None else self._facts.sample_s
             stuck_s = max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * (now - silent_since))
             stuck = still.longest(now, stuck_s)
-            if time.monotonic() >= self.until_s:  # the watch may have taken its time, and have set this moment
-                raise self._out_of_time(process, *stuck)
-            patience_s = self._hang_s
-            if self._phase in _BUILDING:
-                patience_s = max(patience_s, _BUILD_HANG_S)
-            if now - silent_since > patience_s:
-                return self._hung(process, now - silent_since, *stuck)
+            is_over = time.monotonic() >= self.until_s  # the watch may have taken its time, and have set this moment
+            patience_s = max(self._hang_s, _BUILD_HANG_S if self._phase in _BUILDING else 0.0)
+            if is_over or now - silent_since > patience_s:
+                return self._ended(process, None if is_over else now - silent_since, *stuck)
 
     def _died(self, process: TrainingProcess) -> TrialFailure:
         returncode = self._end()
@@ -217,23 +211,20 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         message = f"The training process {ended}{own}."
         return TrialFailure(kind=kind, phase=self._phase, message=message, log_tail=process.log.tail())
 
-    def _hung(
-        self, process: TrainingProcess, silence_s: float, stuck: Sequence[Loading], stuck_s: float
+    def _ended(
+        self, process: TrainingProcess, silence_s: float | None, stuck: Sequence[Loading], stuck_s: float
     ) -> TrialFailure:
-        process.dump_stacks(stuck)
-        self._end()
-        message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
-        if stuck:
-            ended = "; the training process was ended." if stuck[0].worker is not None else ", which was ended."
-            message = did_not_return_text(stuck, stuck_s) + ended
-        return TrialFailure(kind="hang", phase=self._phase, message=message, log_tail=process.log.tail(_STACKS_LINES))
-
-    def _out_of_time(self, process: TrainingProcess, stuck: Sequence[Loading], stuck_s: float) -> OutOfTimeError:
-        if stuck:
+        """Of a process that was silent for too long. ``silence_s`` None: time is over, and OutOfTimeError is raised."""
+        if stuck or silence_s is not None:
             process.dump_stacks(stuck)
         self._end()
         named = did_not_return_text(stuck, stuck_s) if stuck else None
-        return OutOfTimeError(f"The time budget ended ({self._phase}).", phase=self._phase, stuck=named)
+        if silence_s is None:
+            raise OutOfTimeError(f"The time budget ended ({self._phase}).", phase=self._phase, stuck=named)
+        message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
+        if named is not None:
+            message = f"{named}; the training process was ended."
+        return TrialFailure(kind="hang", phase=self._phase, message=message, log_tail=process.log.tail(_STACKS_LINES))
 
     def _end(self, goodbye: object = None) -> int | None:
         process, self._process = self._process, None

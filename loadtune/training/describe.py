@@ -15,7 +15,7 @@ import torch
 
 from loadtune.errors import WorkloadError
 from loadtune.host.processes import scheduled_s
-from loadtune.records.config import Precision
+from loadtune.records.config import PRECISIONS, Precision
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.stream.torch_private import reads_worker_info
@@ -24,39 +24,24 @@ from loadtune.training.memory import DeviceMemory
 from loadtune.training.protocol import Line
 from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.units import counted
-from loadtune.workload.batches import (
-    Batch,
-    is_pair,
-    num_bytes,
-    sample_shape,
-    structure_text,
-    tensors_of,
-    uncounted_text,
-)
+from loadtune.workload import batches
+from loadtune.workload.batches import Batch, is_pair, num_bytes, sample_shape, structure_text, tensors_of
 from loadtune.workload.build import Workload, code_of
 from loadtune.workload.datasets import RandomSamples
 from loadtune.workload.samples import fetch_samples, find_places, make_batch, stream_samples
 from loadtune.workload.tasks import IGNORED_TARGET, class_dimension, model_logits
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
-_MAX_SAMPLES = 16  # kept, to make batches of
-# Batches that the user's code makes are few: each may be large.
-_MAX_BATCHES = 8
+_MAX_SAMPLES, _MAX_BATCHES = 16, 8  # kept, to make batches of; of batches that the user's code makes
 # Samples are read in groups of so many, fewer where this time is over: at least two. Of fast ones more groups are read,
-# until `_ENOUGH_S` is over. Of three or more groups the slowest tenth does not count, one at the least. 64 samples of
-# 2 µs read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
+# until `_ENOUGH_S` is over. Of three or more groups the slowest tenth does not count, as a pause falls into one.
 _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
-# Where the dataset reads a batch with one call, so many are read with one.
-_AT_ONCE = 16
-# Where samples differ in size, so many more are read, up to these bytes.
-_MORE, _MORE_BYTES = 240, 1 << 28
-# So many, where samples differ in size the largest, are repeated in a large batch: labels and pixels differ enough.
-_NUM_FEW = 8
-# A batch of the largest is so much larger where samples count as different.
-_DIFFERENT = 1.02
-# As many samples of a stream as are read at least, to time it.
-_FEWEST = 4
+_AT_ONCE = 16  # with one call, where the dataset reads a batch so
+_MORE, _MORE_BYTES = 240, 1 << 28  # are read where samples differ in size
+_NUM_FEW = 8  # are repeated in a large batch, the largest where samples differ in size
+_DIFFERENT = 1.02  # times as large a batch of the largest is, where samples count as different
+_FEWEST = 4  # samples of a stream, to time it
 
 _Read = tuple[list[Any], float, float]
 """Samples to make batches of, seconds of one, CPU seconds of one; both may be 0, as the clock sees it."""
@@ -81,7 +66,7 @@ class Samples:
         example, self.places = find_places(workload, self.samples)
         check_targets(workload, example, self.samples[0])
         if not (self.places.count or loader.batch_size_is_free):
-            raise WorkloadError(f"{uncounted_text(example)} Return tensors whose first dimension counts them.")
+            raise WorkloadError(f"{batches.uncounted_text(example)} Return tensors whose first dimension counts them.")
         ready = loader.batches_are_ready
         sizes = map(self.places.num_samples, self._made) if ready else map(len, workload.epoch.batches)
         # Samples of what the sampler, the batch sampler or the stream yields at a time.
@@ -89,7 +74,7 @@ class Samples:
         if self._made:  # of the size that is nearest to the mean
             self.batch = min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - per_draw))
         else:
-            self.batch = make_batch(workload, self.samples)
+            self.batch = make_batch(workload.loader, self.samples)
         self.num_in_batch = self.places.num_samples(self.batch) if self.places.count else len(self.samples)
         """Samples of `batch`."""
         self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(per_draw))
@@ -107,7 +92,7 @@ class Samples:
         if self._by_size is None:
             return None
         samples = self._by_size[-_NUM_FEW:]
-        largest = num_bytes(make_batch(self._workload, samples)) / len(samples)
+        largest = num_bytes(make_batch(self._workload.loader, samples)) / len(samples)
         mean = num_bytes(self.batch) / self.num_in_batch
         return round(largest) if largest > _DIFFERENT * mean else None
 
@@ -119,24 +104,24 @@ class Samples:
         if self._by_size is not None and not largest:
             every = len(self._by_size) / batch_size
             of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
-            return trainer.to_device(make_batch(self._workload, of_all_sizes))
+            return trainer.to_device(make_batch(self._workload.loader, of_all_sizes))
         samples = self.samples if self._by_size is None else self._by_size[-_NUM_FEW:]
         if not self.places.are_known:
             samples = [samples[at % len(samples)] for at in range(batch_size)]
-            return trainer.to_device(make_batch(self._workload, samples))
-        few = trainer.to_device(make_batch(self._workload, samples[:_NUM_FEW]))
+            return trainer.to_device(make_batch(self._workload.loader, samples))
+        few = trainer.to_device(make_batch(self._workload.loader, samples[:_NUM_FEW]))
         return trainer.to_device(self.places.repeated(few, batch_size))  # again: indexing need not keep the layout
 
     def _made_batches(self) -> list[Batch]:
         """Batches as the user's code makes them, of usual size and the largest. Empty: any others can be made."""
-        work, batches = self._workload, self._workload.epoch.batches
+        work, known = self._workload, self._workload.epoch.batches
         if work.loader.batches_are_ready:
-            return [make_batch(work, drawn) for drawn in self.samples]
-        if not batches:
+            return [make_batch(work.loader, drawn) for drawn in self.samples]
+        if not known:
             return []
-        mean = statistics.fmean(map(len, batches))
-        both = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
-        return [make_batch(work, list(itertools.chain(*self._read(each, len(each))))) for each in both]
+        mean = statistics.fmean(map(len, known))
+        both = min(known, key=lambda batch: abs(len(batch) - mean)), max(known, key=len)
+        return [make_batch(work.loader, list(itertools.chain(*self._read(each, len(each))))) for each in both]
 
     def _read(self, indices: Sequence[Any], at_once: int = _AT_ONCE) -> Iterator[list[Any]]:
         """These samples, so many in one call where the dataset can do that."""
@@ -169,8 +154,8 @@ class Samples:
         """As many are timed as there is time for."""
         indices = self._workload.epoch.indices
         (samples,) = self._read(indices[:1])  # untimed: files open and modules load on the first
-        # A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No
-        # more than a quarter of the epoch beyond that: what keeps its samples would have them all before a worker asks.
+        # A group at the least, of a small dataset the same ones again. Beyond that no more than a quarter of the epoch:
+        # a dataset that keeps its samples would have them all before a worker asks.
         count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
         some_of_all = random.Random(self._workload.spec.seed).sample(indices, min(len(indices), count))
         drawn, means, num_read = list(itertools.islice(itertools.cycle(some_of_all), count)), [], 0
@@ -226,10 +211,8 @@ def one_thread() -> Iterator[None]:
 
 
 def busy_s() -> float:
-    """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core.
-
-    So neither a decoder of its own nor other load on the machine makes a sample one that waits for storage.
-    """
+    """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core:
+    what does not wait for storage."""
     _, queued_s = scheduled_s(["thread-self"])
     return time.process_time() + sum(os.times()[2:4]) + queued_s
 
@@ -269,10 +252,8 @@ def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None
 
 
 def train_small(trainer: Trainer, samples: Samples, line: Line) -> tuple[int, int]:
-    """(smallest batch that trains, number of classes): one step at 2 samples, then one at 1.
-
-    Where the user's code makes the batches, or a step holds its own models, one step on a batch as it comes.
-    """
+    """(smallest batch that trains, number of classes): one step at 2 samples, then one at 1. Where the user's code
+    makes the batches, one step on a batch as it comes."""
     line.enter("first step")
     workload, num_classes = trainer.workload, trainer.workload.num_classes
     own_sizes = not workload.loader.batch_size_is_free
@@ -333,7 +314,7 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
     spec = workload.spec
     if workload.own & {"loader", "dataset"}:
         return "The model has to take what the dataset delivers: change the dataset or the model."
-    from loadtune.changes.datasets import steps_of  # needs torchvision, which a dataset that was named is of
+    from loadtune.changes.transforms import steps_of  # needs torchvision, which a dataset that was named is of
 
     steps = ", ".join(type(step).__name__ for step in steps_of(workload.dataset))
     return (
@@ -376,9 +357,7 @@ def describe(
 def _precisions(device: Device) -> tuple[Precision, ...]:
     if device.kind != "cuda":
         return ("fp32", "bf16")  # fp16 on a CPU is emulated, and no GradScaler helps that
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return ("fp32", "fp16", "bf16")
-    return ("fp32", "fp16")
+    return PRECISIONS if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp32", "fp16")
 
 
 def match_random_targets(workload: Workload, model: ResidentModel) -> None:

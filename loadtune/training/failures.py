@@ -37,9 +37,8 @@ class Circumstances:
     def memory_was_enough(self) -> bool:
         """Whether running out of memory is no likely cause.
 
-        A library asks for a workspace of about the size of what it works on, and a step holds all that at once. So a
-        request that fails while more is free than the step ever held was not refused for its size. Memory was short
-        only where more than half of the budget was held. The allocator's retries say so at any level.
+        A library's workspace is about the size of what it works on, which the step holds at once. So where less than
+        half of the budget was held, it was not refused for its size. The allocator's retries say so at any level.
         """
         if self.num_retries or self.budget_bytes is None or self.peak_bytes is None:
             return False
@@ -104,12 +103,7 @@ _RULES = (
     ),
     _Rule(r"CUBLAS_STATUS_NOT_INITIALIZED.*cublas(Lt)?Create", "oom", on_cuda=True, otherwise="crash"),
     # oneDNN's scratchpad could not be had, or the operation does not exist for these types.
-    _Rule(
-        r"could not (create|execute) a (primitive|memory object)(?! descriptor)",
-        "oom",
-        on_cuda=False,
-        otherwise="unsupported",
-    ),
+    _Rule(r"could not (create|execute) a (primitive|memory object)(?! descriptor)", "oom", False, "unsupported"),
     _Rule(r"32-?bit index|INT_MAX elements|integer out of range", "unsupported"),
     _Rule(r"not implemented for '(Half|BFloat16)'|could not create a primitive descriptor", "unsupported"),
     _Rule(r"view size is not compatible with input tensor's size and stride", "unsupported"),  # under channels_last
@@ -119,8 +113,7 @@ _RULES = (
 # Only the text of errors that PyTorch raises is looked at: a user's ValueError may say anything.
 _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
-# NumPy has a MemoryError of its own.
-_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")
+_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # the second is NumPy's
 _CAUGHT = "Caught "  # PyTorch's word for an error that it brings from a worker
 _WORKER_END = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "

@@ -32,10 +32,8 @@ from loadtune.workload.build import Workload
 from loadtune.workload.loaders import Endless, LoaderParts, named_collate
 from loadtune.workload.user_code import note_cause, note_index
 
-# From a connection that a dying worker closed until its death can be seen.
-_DEATH_S = 5.0
-# Patience with workers that are in the middle of a batch nobody wants, all of them together.
-_PATIENCE_S = 0.05
+_DEATH_S = 5.0  # from a connection that a dying worker closed until its death can be seen
+_PATIENCE_S = 0.05  # with all workers that are in the middle of a batch nobody wants
 
 
 class NoBatchError(Exception):
@@ -45,9 +43,8 @@ class NoBatchError(Exception):
 def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
     """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end.
 
-    The last batches of an epoch leave the workers nothing to make. The queue runs down, and the next epoch's first
-    batches fill it again. A window that sees the one without the other is wrong: of a dataset of 20 batches, 52
-    samples/s where 867 trained. What an epoch's end costs is timed apart.
+    At an epoch's end the queue runs down and is filled again. A window that sees one without the other is wrong: 52
+    samples/s where 867 trained, of 20 batches. What an epoch's end costs is timed apart.
     """
     parts: LoaderParts = workload.loader
     if parts.is_iterable:
@@ -61,11 +58,8 @@ def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
 
 
 class EndlessLoader:
-    """Batches without end, and without the end of an epoch.
-
-    Loaders of another `number` read in another order, as epochs do, because files that the last one has read come from
-    memory.
-    """
+    """Batches without the end of an epoch. Loaders of another `number` read in another order, as epochs do: files that
+    the last one has read come from memory."""
 
     def __init__(
         self,
@@ -190,9 +184,7 @@ def _unpicklable_named(parts: LoaderParts) -> Iterator[None]:
         raise
 
 
-# A window may grow to this many times its length to span whole rounds of the workers; beyond, it costs more than it
-# gives.
-_MAX_STRETCH = 4.0
+_MAX_STRETCH = 4.0  # times its length that a window may grow to span whole rounds of the workers
 
 
 def window_ends(window_s: float, num_workers: int, elapsed_s: float, num_steps: int) -> bool:
@@ -207,10 +199,9 @@ def window_ends(window_s: float, num_workers: int, elapsed_s: float, num_steps: 
 
 
 class Marks:
-    """What a window's seconds went into: ``idle_s``, ``copy_s`` and ``compute_s``, in this order in each step.
+    """Seconds of a window in ``copy_s`` and ``compute_s``; before them, in each step, the device may be idle.
 
-    A mark is a time, on CUDA an event on the stream, which costs the host microseconds and the device nothing; all are
-    read after the synchronisation that ends the window.
+    A mark is a time, on CUDA an event on the stream. All are read after the synchronisation that ends the window.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -229,11 +220,12 @@ class Marks:
         self._passed.append((part, self._mark()))
 
     def cut(self) -> dict[str, Any]:
-        parts = {"idle_s": 0.0, "copy_s": 0.0, "compute_s": 0.0}
+        parts = {"idle": 0.0, "copy_s": 0.0, "compute_s": 0.0}
         for part, mark in self._passed:
             parts[part] += mark - self._last if self._stream is None else self._last.elapsed_time(mark) / 1000
             self._last = mark
         self._passed.clear()
+        del parts["idle"]
         return parts
 
 
@@ -343,7 +335,7 @@ class TimedLoop:
         before, asked_s = loader.depth(), time.monotonic()
         batch = loader.next_batch()
         wait_s, after = time.monotonic() - asked_s, loader.depth()
-        marks.end("idle_s")
+        marks.end("idle")
         on_device = trainer.receive(batch)
         marks.end("copy_s")
         trainer.step(on_device)
@@ -361,6 +353,5 @@ def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int 
 
 
 def _skipped(before: float, after: float, num_steps: int, accumulate: int) -> int:
-    """Steps a window skipped: the scale was halved once for each of the optimizer's, which takes the gradients of
-    `accumulate`. A scale that fell to 0 tells no more: all of them."""
+    """The scale was halved once for each skipped step of the optimizer's. One that fell to 0 tells no more: all."""
     return min(num_steps, accumulate * round(after - before)) if math.isfinite(after) else num_steps

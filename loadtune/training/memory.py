@@ -16,22 +16,20 @@ import torch
 from loadtune.host.cgroup import parse_counters, read_text
 from loadtune.host.memory import read_ram
 
-# Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
-# cuBLASLt keeps as much again. The backward pass runs in a thread with handles of its own. What a step leaks is
-# activations, which are far more.
+# Left behind by a healthy failure at most: workspaces of cuBLAS, 32 MiB a handle and stream on Hopper, and as much of
+# cuBLASLt. What a step leaks is activations, which are far more.
 _CUDA_SLACK_BYTES = 256 << 20
 
 RESERVE = 0.1
-"""Share of the RAM that a CPU's budget leaves alone. Below a tenth available (and of free swap), earlyoom ends the
-largest process; and it is what page cache, loader workers and everybody else's growth during a run have to live in."""
+"""Share of the RAM that a CPU's budget leaves to page cache, loader workers and others. Below a tenth available,
+earlyoom ends the largest process."""
 
 _LATER_BYTES = 1 << 30
 """What an idle training may still take outside the allocator, for kernels and libraries' workspaces."""
 
 _KEPT_SHARE = 0.15
 """Of the RAM that would be available without them: page-locked blocks that are kept from trial to trial. PyTorch reuses
-a block for its own size alone. The queues of 16 workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a
-trial that locks either anew takes 2 to 5 s more."""
+a block for its own size alone, and a trial that locks a queue of 16 workers anew takes 2 to 5 s more."""
 
 # Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
@@ -130,8 +128,8 @@ class CudaMemory:
 class CpuMemory:
     """Resident memory of this process: the CPU's allocator keeps no books.
 
-    The peak is the kernel's high-water mark, started anew where that works. Where it does not, a mark that has risen
-    since is still the peak. One that has not only bounds it, and what is resident when it is read has to do.
+    The peak is the kernel's high-water mark, started anew where that works. Else a mark that has risen since is the
+    peak, and instead of one that has not, what is resident when it is read.
     """
 
     _stale_mark = 0
@@ -140,11 +138,8 @@ class CpuMemory:
         return read_ram().limit_bytes
 
     def budget_bytes(self) -> int:
-        """What is resident now and what is available, less a reserve for the rest of the machine.
-
-        The reserve is `RESERVE` of the RAM, and at most half of what is available, so that a nearly full machine still
-        trains small batches.
-        """
+        """What is resident now and what is available, less `RESERVE` of the RAM, at most half of what is available: a
+        nearly full machine still trains small batches."""
         ram = read_ram()
         reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
         return rss_bytes() + ram.available_bytes - reserve
@@ -170,9 +165,8 @@ class CpuMemory:
     def capped(self) -> Iterator[None]:
         """Refuse allocations beyond the budget, before the kernel has to kill for them.
 
-        The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched. What was mapped earlier and
-        never touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where the
-        kernel does not count it, and nothing is loosened that somebody else has set.
+        The limit is on what is mapped (VmData), so what was mapped earlier and never touched, 0.25 GiB, comes on top.
+        Nothing is limited where the kernel does not count it, and nothing is loosened that somebody else has set.
         """
         # OpenMP starts its threads: each maps a stack, and where that is refused OpenMP ends the process.
         torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)

@@ -31,10 +31,8 @@ def make_scratch() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="loadtune-", dir=folder, ignore_cleanup_errors=True)
 
 
-# How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
-_GRACE_S = 1.0
-# What writing all threads' stacks to the log takes, many times over.
-_STACKS_S = 0.3
+_GRACE_S = 1.0  # for a process that was asked to go: it calls os._exit
+_STACKS_S = 0.3  # many times what writing all threads' stacks to the log takes
 
 MAX_BYTES = 1 << 20
 """The log is cut when it is longer; between two looks it may grow beyond that."""
@@ -48,9 +46,8 @@ LAST_WORDS_LINES = 1000
 class BoundedLog:
     """The part of a log that one process and its workers write, from where the file ended when this was made.
 
-    They write to the file themselves, each line appended by the kernel, so nobody waits for a reader, and what was
-    written is there whoever is killed. The controller cuts the file from time to time. What they write in the moment of
-    a cut may be lost.
+    They append to the file themselves, so what was written is there whoever is killed. The controller cuts the file
+    from time to time. What they write in that moment may be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,9 +163,8 @@ class TrainingProcess:
 
 
 def _environment(device: Device, scratch: Path) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     compiled = scratch / "compiled"
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     if device.kind != "cuda" or device.uuid is not None:
@@ -180,8 +176,7 @@ def _environment(device: Device, scratch: Path) -> dict[str, str]:
     return environment
 
 
-# What C++ and OpenMP write with their last breath when memory is refused outside of any `try`. Only words that nobody
-# survives: the log may also hold the traceback of an allocation that failed and was answered.
+# What C++ and OpenMP write as they die of refused memory. The log may also hold refusals that were answered.
 _DYING_OF_MEMORY = re.compile(
     r"terminate called after throwing an instance of '(std::bad_alloc|std::bad_array_new_length)'"
     r"|terminate called .*\n\s*what\(\):.*(DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc)"
@@ -196,8 +191,7 @@ def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "
     """(The kind of failure that a process ended by itself died of, how it ended: ``was ended by SIGABRT``).
 
     `oom_kills` is how many processes the kernel killed for memory meanwhile; None: nothing counts them, and then a
-    SIGKILL is most likely its own. `log` is what the process wrote last, with the stacks that Python's fault handler
-    adds.
+    SIGKILL is most likely its own. `log` is what the process wrote last.
     """
     ended = f"exited with code {returncode}"
     if returncode < 0:

@@ -53,13 +53,9 @@ class Answer:
 Message = str | Window | Answer
 
 
-# Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
-_PULSE_S = 1.0
-# Seconds between looks at the socket. A look costs 20 µs, so a hundred of them a second take 0.2% of the time.
-_LOOK_S = 0.01
+_PULSE_S, _LOOK_S = 1.0, 0.01  # least between signs of life, and between looks at the socket, of 20 µs each
 # A step this long is worth a wait for the answer to a window, which may say stop. The wait is a share of the step.
-_LONG_STEP_S = 1.0
-_ANSWER_SHARE = 0.002
+_LONG_STEP_S, _ANSWER_SHARE = 1.0, 0.002
 
 
 class Line:

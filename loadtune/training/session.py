@@ -31,15 +31,12 @@ from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.remedied import RemediedJobs
 from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
-from loadtune.units import counted
 from loadtune.workload.build import build_workload
 
 
 class Session:
-    """Builds everything when made; raises WorkloadError or DeviceError where that cannot be.
-
-    Its public methods are what a `Request` may name. What one raises is a failure of that request, not of the session.
-    """
+    """Builds everything when made; raises WorkloadError or DeviceError. Its public methods are what a `Request` may
+    name. What one raises is a failure of that request."""
 
     def __init__(self, begin: Begin, line: Line) -> None:
         line.enter("build")
@@ -93,9 +90,8 @@ class Session:
     def try_batch(self, asked: BatchTry) -> FitReport:
         begun = time.monotonic()
         trainer = self._trainer(asked.recipe, asked.batch_size)
-        report = try_steps(
-            trainer, lambda size: self._samples.resident(size, trainer, largest=True), asked, self.memory, self._line
-        )
+        make_batch = partial(self._samples.resident, trainer=trainer, largest=True)
+        report = try_steps(trainer, make_batch, asked, self.memory, self._line)
         return replace(report, seconds=time.monotonic() - begun)
 
     def account(self, precision: Precision, batch_size: int) -> StepAccount | TrialFailure:
@@ -115,14 +111,9 @@ class Session:
 
     def time_training(self, config: TrialConfig, window_s: float, number: int) -> TrainingRun | TrialFailure:
         """``number``: of the order in which samples are read, with the seed."""
-        size, length = config.batch_size, self._samples.num_per_epoch
-        if length is not None and size > length:
-            samples = counted(length, "sample")
-            message = f"A batch of {size} is larger than an epoch, which has {samples}: no full batch can be made."
-            return TrialFailure(kind="unsupported", phase="first batch", message=message)
         self.memory.free_pinned()
-        trainer = self._trainer(config.recipe, size, sums_losses=True, remedies=config.remedies)
-        warm_up(trainer, self._samples.resident(size, trainer), self._line)
+        trainer = self._trainer(config.recipe, config.batch_size, sums_losses=True, remedies=config.remedies)
+        warm_up(trainer, self._samples.resident(config.batch_size, trainer), self._line)
         job = self._jobs.job(config.remedies)
         looks = self._looks_at(config.loader, config.remedies)
         loader = EndlessLoader(job, config.loader, number=number, table=self._line.samples, looks=looks)
@@ -142,10 +133,8 @@ class Session:
 
 
 def serve(connection: Connection, samples: SampleTable | None = None) -> None:
-    """Answer until told to exit. ``samples``: where the controller reads which samples are being loaded.
-
-    The workload is built at once; if that fails, the answer to a request is the error.
-    """
+    """Answer until told to exit; where the workload cannot be built, with that error. ``samples``: where the controller
+    reads which samples are being loaded."""
     begin, line = connection.recv(), Line(connection, samples)
     not_built = Circumstances(on_cuda=begin.device.kind == "cuda")
     built = _attempt(lambda: Session(begin, line), line, lambda: not_built)

@@ -26,10 +26,8 @@ from loadtune.workload.batches import Batch, sample_shape
 
 # On CUDA the first step chooses kernels (0.1 to 18 s were seen), the second runs with the optimizer's state in place,
 # the third with the allocator settled. On a CPU the first step is the only one that differs.
-_CUDA_STEPS = 3
-_CPU_STEPS = 1
-# An fp16 run begins with a scale of 2^16, which is halved in each step that overflows and leaves the optimizer out. A
-# model that still overflows at 2^-4 will go on doing so, and its windows say it.
+_CUDA_STEPS, _CPU_STEPS = 3, 1
+# fp16's scale begins at 2^16 and is halved by each overflow. A model that still overflows at 2^-4 will go on doing so.
 _MAX_UPDATES = 20
 
 
@@ -47,17 +45,12 @@ def warm_up(trainer: Trainer, batch: Batch, line: Line) -> None:
             break
 
 
-# As many windows as the time is cut into: enough to see whether the rate still drifts, each long enough to be a rate.
-_NUM_WINDOWS = 4
-_MIN_WINDOWS = 2
+_NUM_WINDOWS, _MIN_WINDOWS = 4, 2  # that the time is cut into: enough to see whether the rate still drifts
 
 
 def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> tuple[Window, ...]:
-    """Windows that abut, for about ``seconds`` in all; two at the least, however long they take.
-
-    Where gradients of several batches are summed, each window holds whole rounds of them, and so its share of the
-    optimizer's steps.
-    """
+    """Windows that abut, for about ``seconds`` in all; two at the least, however long they take. Where gradients of
+    several batches are summed, each window holds whole rounds of them."""
     line.enter("compute")
     trainer.synchronize()
     begun = start = time.monotonic()
@@ -73,10 +66,8 @@ def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> 
 
 
 def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, planned: int, line: Line) -> Window:
-    """Steps are planned, not timed one by one: the host runs many steps ahead of a GPU, so its clock knows nothing.
-
-    Where the plan was too short it is made up for; each plan costs one synchronisation, and two mostly do.
-    """
+    """Steps are planned, not timed one by one, because the host runs many steps ahead of a GPU. Where the plan was too
+    short it is made up for."""
     steps = 0
     while steps == 0 or planned > 0:
         planned = trainer.accumulate * max(1, round(planned / trainer.accumulate))
@@ -122,8 +113,8 @@ def try_steps(
     """Train; peaks of the first step, in which the optimizer's state appears, and of the later ones apart.
 
     ``make_batch``: number of samples → a batch on the device. Where it is to be verified, evaluation and partial batch
-    come before the last full step: what an epoch's end does to the allocator's cache. A CUDA step over its budget
-    raises; on a CPU it runs, into swap or into memory that others need, and has failed all the same.
+    come before the last full step, as at an epoch's end. A step over its budget raises on CUDA; on a CPU it runs and
+    counts as failed.
     """
     budget, retries = memory.budget_bytes(), memory.num_retries()
     steps = _Steps(trainer, memory, line)
@@ -238,18 +229,12 @@ class _Steps:
             traceback.print_exc()  # into the log
 
 
-# The account of a step
-
-
-_TIMED_STEPS = 5
+_TIMED_STEPS = 5  # for the account of a step
 
 
 def measure_step(trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line) -> StepAccount:
-    """Account for a step on this batch.
-
-    The peak itself is read in steps that nobody watches. A further step is watched operation by operation. Every block
-    in use at its peak is put down to the tensor that owned it. No line is what the others leave over.
-    """
+    """The peak is read in steps that nobody watches. A further step is watched operation by operation. Every block in
+    use at its peak is put down to the tensor that owned it."""
     warm_up(trainer, batch, line)
     steps = _Steps(trainer, memory, line)
     steps.go_on(batch, _TIMED_STEPS)

@@ -16,8 +16,7 @@ from loadtune.workload.build import Workload
 from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
 from loadtune.workload.user_code import call_named, reported
 
-# Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
-# from it. Its length changes no step's work.
+# Never in a measured run: the scale only halves, once for each skipped step, and so skipped steps can be counted.
 _NO_SCALE_GROWTH = 1_000_000
 
 
@@ -81,8 +80,7 @@ class Trainer:
 
     def _begin(self) -> None:
         self._model.reset(self.recipe.memory_format)
-        scaled = self.recipe.precision == "fp16"
-        if scaled:
+        if scaled := self.recipe.precision == "fp16":
             self._scaler = torch.amp.GradScaler(self.device.type, growth_interval=_NO_SCALE_GROWTH)
         fused = self.recipe.fused_optimizer
         self._optimizer = make_optimizer(self.workload.optimizer, self.module, fused=fused, scaled=scaled)
@@ -116,10 +114,7 @@ class Trainer:
         return self.to_device(batch) if self.workload.on_device else batch
 
     def step(self, batch: Batch) -> None:
-        """Forward and backward pass on a batch that is on the device, and the optimizer's step where it is due.
-
-        Returns before a GPU has finished it.
-        """
+        """Forward and backward pass on a batch on the device, the optimizer's step where it is due. Does not wait."""
         if self._num_summed == 0:
             self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
@@ -165,10 +160,7 @@ class Trainer:
             self._losses[value.device] = value if total is None else total + value
 
     def loss_is_finite(self) -> bool | None:
-        """Whether every step's loss so far was finite. Waits for the device. None: none was summed.
-
-        A sum in float64 is NaN or infinite from the first loss on that is.
-        """
+        """Whether every step's loss so far was finite, as their sum is. Waits for the device. None: none was summed."""
         return all(math.isfinite(total.item()) for total in self._losses.values()) if self._losses else None
 
     def num_halvings(self) -> float:

@@ -1,7 +1,5 @@
-"""Jobs of other libraries: a Lightning module, a Hugging Face Trainer.
-
-In: the library's own object, as its user made it. Out: a `Job`, whose parts are pickled together, so that its optimizer
-holds the parameters of its model in the training process too. No such library is imported before it is needed.
+"""Jobs of other libraries: a Lightning module, a Hugging Face Trainer. The parts of a `Job` are pickled together, so
+its optimizer holds the parameters of its model in the training process too.
 """
 
 import inspect
@@ -90,10 +88,10 @@ def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
 def _lightning_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """As `partial` makes an optimizer function of it, which is called with parameters, and pickles."""
     made = _without_trainer(module, "configure_optimizers")
-    if isinstance(made, (list, tuple)):  # of Lightning's six forms one is (optimizers, schedulers)
-        made = list(made[0]) if len(made) == 2 and isinstance(made[0], list) else list(made)
-    else:
+    if not isinstance(made, (list, tuple)):
         made = [made]
+    elif len(made) == 2 and isinstance(made[0], list):  # of Lightning's six forms one is (optimizers, schedulers)
+        made = made[0]
     found = [each["optimizer"] if isinstance(each, dict) else each for each in made]
     if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
         what = f"a value of type {type(found[0]).__name__}" if len(found) == 1 else f"{len(found)} optimizers"

@@ -21,10 +21,8 @@ from torch.utils._pytree import tree_leaves
 Batch = Any
 """What a collate function returns."""
 
-_MOST_SHOWN = 6
-"""Parts of a batch that its description names."""
-_MOST_DEEP = 8
-"""Levels of an object in which tensors are looked for: objects may refer to one another in a circle."""
+_MOST_SHOWN = 6  # parts of a batch that its description names
+_MOST_DEEP = 8  # levels of an object in which tensors are looked for: objects may refer to one another in a circle
 
 
 def map_tensors(

@@ -65,10 +65,7 @@ class Workload:
 
 def pack_parts(parts: Mapping[str, Any]) -> LiveObjects:
     """Parts of the caller's `Job` as bytes, by name; what its ``__main__`` defines travels by value. ``input_shape`` of
-    one sample: random ones take the dataset's place. Tensors arrive on the CPU.
-
-    Raises WorkloadError that names the part which cannot be pickled.
-    """
+    one sample: random ones take the dataset's place. Raises WorkloadError for a part that cannot be pickled."""
     try:
         pickled = _pickled(parts)
     except Exception:
@@ -93,10 +90,8 @@ def _pickled(value: Any) -> bytes:
 
 
 def unpack_parts(objects: LiveObjects, device: torch.device) -> dict[str, Any]:
-    """The parts again, importing what they need from where the caller would; a loss with tensors goes to the device.
-
-    Raises WorkloadError where that fails.
-    """
+    """The parts again, on the CPU, importing what they need from where the caller would; a loss with tensors goes to
+    the device. Raises WorkloadError."""
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]
     sys.path[:] = [*objects.search_path, *(folder for folder in sys.path if folder not in objects.search_path)]
     with reported(
@@ -134,11 +129,8 @@ def build_workload(
     device: torch.device = _CPU,
     making: AbstractContextManager[object] | None = None,
 ) -> Workload:
-    """Build loader and model from objects, or from the names in `spec`. Raises WorkloadError.
-
-    Nothing is trained. Everything stays on the CPU, except tensors of a loss, which go to `device`. Only the model is
-    made within `making`, for example under fake tensors, so that a model of any size takes no memory.
-    """
+    """Build loader and model on the CPU, from objects or from the names in `spec`; tensors of a loss go to `device`.
+    Only the model is made within `making`, for example under fake tensors. Raises WorkloadError."""
     own = _own_parts(spec, {} if objects is None else unpack_parts(objects, device))
     make_step: MakeStep | None = own.get("step")
     loss: Loss | None = own.get("loss")
@@ -186,15 +178,9 @@ def _own_parts(spec: WorkloadSpec, live: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-# What code it is made of
-
-
 def code_of(workload: Workload) -> tuple[CodePart, ...]:
-    """What tells this workload from another later: the user's files by name, ``pkg/mod.py``, and the model's layers.
-
-    torch and what else is installed are known by their versions. A module that was imported from a file of the user's
-    counts wherever it came from, so that a model beside the script that builds it is seen too.
-    """
+    """What tells this workload from another later: the user's files that were imported, by name, ``pkg/mod.py``, and
+    the model's layers."""
     paths = [getattr(workload.spec, part) for part in get_args(WorkloadPart)]
     named = {module_of(path) for path in paths if path is not None and is_import_path(path)}
     found: dict[str, bytes] = {}

@@ -1,5 +1,5 @@
 """What is trained and what is loaded: a model's name → the module, on the CPU with random weights, and what is known of
-its input; a dataset's name or an object → `LoaderParts`. Or a `WorkloadError` that says what to do."""
+its input; a dataset's name or an object → `LoaderParts`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,14 +21,9 @@ from loadtune.units import counted
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.user_code import made_by, reported, torchvision_for, unknown_name
 
-# ImageNet's channel statistics, which torchvision's own training recipes normalise with.
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-# Classes that published weights were trained for: ImageNet, VOC.
-_CLASSES, _SEGMENTED_CLASSES = 1000, 21
-# Where a model's weights name no size: the ImageNet crop.
-_DEFAULT_IMAGE_SIZE = 224
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as in torchvision's own recipes
+_CLASSES, _SEGMENTED_CLASSES = 1000, 21  # that published weights were trained for: ImageNet, VOC
+_DEFAULT_IMAGE_SIZE = 224  # where a model's weights name no size: the ImageNet crop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +38,7 @@ class ModelNeeds:
 
 
 def model_needs(spec: WorkloadSpec, own: Mapping[str, Any]) -> ModelNeeds:
-    """Look the name up, without building the model. Raises WorkloadError for an unknown name.
-
-    ``own``: the user's own parts, by name.
-    """
+    """Look the name up, without building the model; ``own``: the user's parts, by name. Raises WorkloadError."""
     if "model" in own or "step" in own:
         return ModelNeeds(image_size=spec.image_size or _DEFAULT_IMAGE_SIZE)
     if spec.model.startswith(TIMM):
@@ -75,11 +67,8 @@ def model_needs(spec: WorkloadSpec, own: Mapping[str, Any]) -> ModelNeeds:
 def make_model(
     spec: WorkloadSpec, needs: ModelNeeds, num_classes: int, own: Mapping[str, Any], *, own_training: bool
 ) -> nn.Module:
-    """The user's own model, or one built with random weights; an empty one where a step holds it. Raises WorkloadError
-    where that fails, and for a model that brings its own training step, which nobody would call.
-
-    ``own_training``: what the model itself would do in training is called, or is meant to be left out.
-    """
+    """The user's own model, or one built with random weights; an empty one where a step holds it. Raises WorkloadError,
+    also for a model with a training step of its own, which nobody would call unless ``own_training`` says so."""
     if needs.build is not None:
         with reported(
             f"The model {spec.model} could not be built for {counted(num_classes, 'class')} and images of "
@@ -240,10 +229,8 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
         return cls(**arguments)  # type: ignore[no-any-return]
 
 
-# As many as ImageNet's training set, so that no batch size and no run length meets the end of an epoch early.
-NUM_FAKE_SAMPLES = 1_281_167
-# Above any batch that any memory holds: a shape alone does not bound the batch size.
-NUM_RANDOM_SAMPLES = 1 << 40
+NUM_FAKE_SAMPLES = 1_281_167  # as ImageNet's training set
+NUM_RANDOM_SAMPLES = 1 << 40  # above any batch that any memory holds: a shape alone does not bound the batch size
 
 
 @dataclass(eq=False)

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
@@ -24,8 +17,7 @@ from loadtune.workload.user_code import call_named, reported
 
 _TAKEN = ("dataset", "collate_fn", "worker_init_fn", "timeout", "generator")
 _GIVEN = ("sampler", "batch_sampler", "drop_last", "collate_fn", "worker_init_fn", "generator")
-_PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")
-"""Modules of the two DataLoaders that are nothing else."""
+_PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")  # modules of the DataLoaders that are nothing else
 _USUAL = LoaderConfig(batch_size=1)
 
 
@@ -128,16 +120,14 @@ class LoaderParts:
 def named_collate(function: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     """A collate function whose errors are reported as its own, and not as those of the last sample. What it calls is
     its ``__wrapped__``: the steps of loading are named by that."""
-    own = function or default_collate
+    own = function or torch.utils.data.default_collate
     return update_wrapper(partial(collate, own), own, (), ())
 
 
 def collate(function: Callable[[Any], Any], given: Any) -> Any:
     size = f", for a batch of {counted(len(given), 'sample')}" if isinstance(given, list) else ""
-    sentence = (
-        f"The collate function raised {{}}{size}. It has to accept every batch size; --max-batch-size limits them"
-    )
-    return call_named(sentence, function, given)
+    must = "It has to accept every batch size; --max-batch-size limits them"
+    return call_named(f"The collate function raised {{}}{size}. {must}", function, given)
 
 
 class Endless:
@@ -156,8 +146,7 @@ class Endless:
                 raise ValueError("The sampler draws no sample.")
 
 
-_MOST_DRAWN = 1 << 16
-"""Indices that a sampler is asked for, to know some of them."""
+_MOST_DRAWN = 1 << 16  # indices that a sampler is asked for, to know some of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,13 +56,10 @@ def stream_samples(dataset: Any) -> Iterator[Any]:
         raise WorkloadError("The stream is empty: it ends without a sample. Check its path or filter.")
 
 
-def make_batch(workload: Workload, samples: Any) -> Batch:
-    """What the workload's loader makes of these samples, or of what its dataset made (``batch_size=None``).
-
-    Raises WorkloadError where they do not make a batch.
-    """
-    ready = workload.loader.batches_are_ready
-    collate = workload.loader.collate_fn or (default_convert if ready else default_collate)
+def make_batch(loader: LoaderParts, samples: Any) -> Batch:
+    """What the workload's loader makes of these samples, or of what its dataset made. Raises WorkloadError."""
+    ready = loader.batches_are_ready
+    collate = loader.collate_fn or (default_convert if ready else default_collate)
     if collate is default_collate and not ready:
         seen = " and ".join(structure_text(sample) for sample in samples[:2])
         sentence = (
@@ -71,40 +68,26 @@ def make_batch(workload: Workload, samples: Any) -> Batch:
             "torchvision.transforms.ToTensor(), and crop, resize or pad them in the dataset. Or give your own collate "
             "function with --collate or --loader."
         )
-    elif ready:
-        sentence = f"The collate function raised {{}}, given a batch like {structure_text(samples)}."
     else:
-        like = structure_text(samples[0])
-        sentence = f"The collate function raised {{}}, given {len(samples)} samples like {like}."
+        many, sample = ("a batch", samples) if ready else (f"{len(samples)} samples", samples[0])
+        sentence = f"The collate function raised {{}}, given {many} like {structure_text(sample)}."
     with reported(sentence):
         return collate(samples if ready else list(samples))
 
 
-def batch_of(workload: Workload, indices: Sequence[Any]) -> Batch:
-    """A batch of the samples at these indices, as a worker makes it."""
-    loader = workload.loader
-    if loader.batched_fetch:
-        return default_convert(loader.dataset[indices])  # type: ignore[no-untyped-call]
-    return make_batch(workload, fetch_samples(loader, indices))
-
-
 def find_places(workload: Workload, samples: Sequence[Any]) -> tuple[Batch, Places]:
-    """A batch of two samples and where it keeps them, found beside one of three; of ready batches the first.
-
-    Raises WorkloadError.
-    """
+    """A batch of two samples and where it keeps them, found beside one of three; of ready batches the first."""
     if workload.loader.batches_are_ready:
-        batch = make_batch(workload, samples[0])
+        batch = make_batch(workload.loader, samples[0])
         return batch, places_of_ready(batch)
-    fewer, more = (make_batch(workload, [samples[at % len(samples)] for at in range(num)]) for num in (_FEWER, _MORE))
+    fewer, more = (
+        make_batch(workload.loader, [samples[at % len(samples)] for at in range(num)]) for num in (_FEWER, _MORE)
+    )
     return fewer, places_of(fewer, more, _FEWER, _MORE)
 
 
 def small_batch(workload: Workload) -> tuple[Batch, Places]:
-    """A batch of the first two samples, and where it keeps them; of a loader that makes batches itself, its first.
-
-    Raises WorkloadError.
-    """
+    """As `find_places`, of the first samples. Raises WorkloadError."""
     loader = workload.loader
     if loader.is_iterable:
         samples = list(itertools.islice(stream_samples(loader.dataset), _MORE))

@@ -1,8 +1,7 @@
 """What one training step computes: a batch and a model in, a scalar loss out; and the optimizers.
 
-Shapes: B batch, C channels, H and W pixels, K classes, *d any dimensions. torchvision's inputs are
-(B, C, H, W); a model of the user's own takes what its dataset delivers. Targets are class
-indices: (B,), or (B, *d) where the model answers for each position, as (B, K, *d) or as (B, *d, K).
+Targets are class indices, for B samples (B,), or (B, *d) where the model answers for each position, as (B, K, *d) or
+(B, *d, K) for K classes.
 """
 
 import inspect
@@ -40,8 +39,7 @@ AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
 IGNORED_TARGET = -100
 """Cross entropy's own default for a position that does not count: padding of a text, say."""
 
-# What torchvision's and Hugging Face's models call the logits where they return more than those.
-_LOGITS = ("logits", "out")
+_LOGITS = ("logits", "out")  # Hugging Face's and torchvision's names, where a model returns more than those
 
 
 def loss_of_batches(loss: Loss | None, name: str = "") -> ComputeLoss:
@@ -150,21 +148,17 @@ def _part(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-# Speed does not depend on it. So small that the weights stay where they began: a loss that is not finite then comes
-# from the data, the model or the precision, and never from a learning rate that nobody chose.
-_LEARNING_RATE = 1e-12
-_MOMENTUM = 0.9
+# So small that the weights stay where they began: no loss becomes infinite by a learning rate that nobody chose.
+_LEARNING_RATE, _MOMENTUM = 1e-12, 0.9
 
 
 def make_optimizer(
     choice: OptimizerName | OptimizerFactory, model: nn.Module, *, fused: bool, scaled: bool = False
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
+    """A fresh optimizer; ``fused`` False leaves PyTorch its own default (foreach on CUDA). Raises WorkloadError.
 
     It has no state yet, but for a fused SGD whose gradients are ``scaled``: a first step that GradScaler skips would
-    leave its momentum unset, and nothing would train any more. Its momentum begins at zero.
-
-    One of the user's own is fused as it was written. Raises WorkloadError where that cannot be made.
+    leave its momentum unset, so it begins at zero. One of the user's own is fused as it was written.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if callable(choice):

@@ -1,7 +1,5 @@
-"""The user's code: functions and objects found by import path and called, and its exceptions as text for its author.
-
-Importing executes the user's code. Exceptions are live ones, or the text that a DataLoader worker sends instead of one:
-our own frames are cut out, the sample's index is found again.
+"""The user's code: functions and objects found by import path and called, and its exceptions as text for its author,
+also those that a DataLoader worker sends as text.
 """
 
 import difflib
@@ -133,9 +131,6 @@ def last_line(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     # A KeyError shows the repr of its argument; the worker's text is the argument itself.
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-
-
-# Found by name
 
 
 def torchvision_for(kind: str, name: str) -> Any:

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 from cli_rig import segments
 
-from loadtune.inflight.account import Account
-from loadtune.inflight.files import write
 from loadtune.stream.shm_cleanup import group_members
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "inflight_modes.py"
-LINE = next(number for number, line in enumerate(SCRIPT.open(), 1) if "iter(DataLoader(" in line)
 IN_ONE_SCRIPT = ("plain", "traced", "profiled", "forking", "threads", "exits", "raises", "leaves")
 OF_PYTHON = {
     "dev": ("-X", "dev", "-W", "ignore:This process"),  # with faulthandler and PYTHONMALLOC=debug
@@ -36,11 +33,8 @@ class Ended:
         folder.mkdir()
         self.folder, command = folder, [sys.executable, *python, str(SCRIPT), str(folder), str(own), *modes]
         if others is not None:
-            name, switches = f"Samples at {SCRIPT.name}:{LINE}", [{"epoch": 0, "batch": 4, "num_workers": others}]
-            one = {"own_workers": own, "num_workers": own, "switches": switches}
-            write([Account(name=each, **one) for each in (name, f"{name} (2)")], folder, "replay.json")
-            words = ("--replay", str(folder / "replay.json"), "--out", str(folder))
-            command = [sys.executable, "-m", "loadtune", "exec", *words, "--", *command]
+            command = [sys.executable, "-m", "loadtune", "exec", "--out", str(folder), "--", *command]
+            environment |= {"OTHER_WORKERS": str(others)}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"} | environment
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **streams) as process:

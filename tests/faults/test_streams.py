@@ -35,9 +35,9 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
 
 
 def test_names_in_a_stored_result_do_not_reach_the_terminal_as_control_characters(tmp_path: Path) -> None:
-    harmful = GOLDEN.read_text().replace('"hostname": "', '"hostname": "\\u001b]0;owned\\u0007\\u009b31m')
+    harmful = GOLDEN.read_text().replace('"name": "NVIDIA', '"name": "\\u001b]0;owned\\u0007\\u009b31m')
     (tmp_path / "result.json").write_text(harmful)
-    for words in (f"compare {tmp_path} {tmp_path}", f"compare {tmp_path} {tmp_path} --json", f"export {tmp_path}"):
+    for words in (f"export {tmp_path}", f"export {tmp_path} --format json"):
         done = ended(words)
         assert done.returncode == 0
         assert done.stdout

@@ -15,7 +15,7 @@ from training_rig import Windows, fault, training_on, trial
 
 from loadtune.errors import OutOfTimeError, TrainingError
 from loadtune.host.memory import Ram, read_oom_kills
-from loadtune.host.processes import RamGuard, anonymous_bytes, tree_bytes
+from loadtune.host.processes import RamGuard, tree_bytes
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
@@ -106,7 +106,7 @@ def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
     failure = failure_of(impatient, "hang main 41", num_workers=0)
     assert failure.kind == "hang"
     assert failure.message.startswith("dataset[41] (in a batch of 8: ")
-    assert failure.message.endswith(" did not return for 2 s, in the training process, which was ended.")
+    assert failure.message.endswith(" did not return for 2 s, in the training process; the training process was ended.")
 
 
 def test_a_sample_that_ends_the_training_process_is_named(training):
@@ -186,7 +186,7 @@ def test_a_trial_that_takes_all_ram_is_ended(training, monkeypatch):
     room, begun = 200 * MIB, []
 
     def ram(pid):
-        held = tree_bytes(pid, anonymous_bytes)
+        held = tree_bytes(pid)
         begun.append(held)
         return Ram(total_bytes=room, limit_bytes=room, available_bytes=begun[0] + room - held)
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from page_rig import config, explained, golden, measurement
+from page_rig import config, explained, golden, measured, measurement
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
 from loadtune.records.config import Recipe, TrialConfig
-from loadtune.records.loading import LoadingStep
+from loadtune.records.loading import LoadingStep, TriedChange
 from loadtune.records.result import Finalist, TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.report.compare import compare
 from loadtune.report.live import progress_line
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.wording import best_with_changes, bottleneck_sentence, limit_sentences
@@ -40,6 +39,16 @@ STEPS = [
     LoadingStep(name="ToTensor", share=0.08, waits=0.1),
     LoadingStep(name="collate_fn: default_collate", share=0.07, waits=None),
 ]
+CHANGES = [
+    TriedChange(
+        name=name, title=title, before_cpu_s=0.004, after_cpu_s=0.002, cheaper=cheaper, num_samples=64, values=values,
+        code=code,
+    )
+    for name, title, cheaper, values, code in (
+        ("draft_decoding", "decode JPEG at reduced size", 1.83, "values differ by at most 0.018", "import a\na.b = c"),
+        ("opencv_threads", "one OpenCV thread in each worker", 1.2, "", "cv2.setNumThreads(1)"),
+    )
+]  # fmt: skip
 OF_RANKS = {"samples_per_s": 300.0, "blocked_s": 18.0, "bottleneck": "workers"}
 
 
@@ -67,7 +76,9 @@ def loads(probability: float) -> TuningResult:
 
 
 def changed(**more: Any) -> TuningResult:
-    return replace(golden(), remedies=replace(golden().remedies, **more))
+    *others, contestant = golden().finalists
+    contestant = replace(contestant, config=more.get("config") or contestant.config)
+    return replace(golden(), remedies=replace(golden().remedies, **more), finalists=(*others, contestant))
 
 
 def won(config: TrialConfig, *more: Finalist, **figures: Any) -> TuningResult:
@@ -99,14 +110,16 @@ MOST_CODE = replace(GOLDEN.best_at_your_batch, config=replace(OTHER, loader=repl
 """Every line of code that there can be for batches that are trained on one by one."""
 NOTES = ("One sentence.", "Another one.")
 CUT, RESUME = {"cut_short": "interrupted by Ctrl-C"}, "loadtune run --resume runs"
-EARLY = replace(GOLDEN, confirmed_whole=False, **CUT)
 
 TRIED = GOLDEN.remedies.config
+ONCE = measured(9, 5052.0, TRIED)
+LOST = changed(config=None, gain=Interval(value=0.99, low=0.96, high=1.02))
+LOST = replace(LOST, finalists=(*LOST.finalists, replace(LOST.finalists[0], config=TRIED)))
 FEWER = replace(TRIED, loader=replace(TRIED.loader, batch_size=48, num_workers=1))
 NOW: dict[str, Any] = dict.fromkeys(("config", "best_config"), config(64, 1, precision="bf16"))
 NOW |= {"current_samples_per_s": 99.0, "best_samples_per_s": 3441.0, "left_s": 165.0, "expected_s": 61.0}
 SEARCHING = Progress(stage="study", number=3, num_trials=12, **NOW)
-HANGING = Loading(worker=0, pid=5, index=41, batch=(7, 41), batch_size=2, num_begun=1)
+HANGING = Loading(worker=0, pid=5, index=41, batch=(7, 41), batch_size=2)
 ALONE = replace(HANGING, batch_size=1)
 
 SAID = {
@@ -135,6 +148,12 @@ SAID = {
     "exec: a worker that is slower than the others is named": summary(
         [kept(steps=STEPS[2:], slow_worker=3, slow_times=2.13)]
     ),
+    "exec: changes of the code that were tried have their values, a prediction and their lines": summary(
+        [kept(changes=CHANGES, changes_gain=1.62)]
+    ),
+    "exec: changes that are predicted to gain nothing are not told": summary(
+        [kept(changes=CHANGES[:1], changes_gain=1.01)]
+    ),
     "exec: where nobody waited for data, no step is told": summary(
         [kept(steps=STEPS, blocked_s=1.0, first_blocked_fraction=0.04)]
     ),
@@ -157,8 +176,9 @@ SAID = {
         replace(explained(holds=False), finalists=(replace(GOLDEN.finalists[0], runs=WAITING),))
     ),
     "changes: settings are told where they are not those of the answer": best_with_changes(changed(config=FEWER)),
-    "changes: what does not gain is not told": best_with_changes(
-        changed(config=None, samples_per_s=None, gain=Interval(value=0.99, low=0.96, high=1.02))
+    "changes: what is not proven is named": best_with_changes(LOST),
+    "changes: what the confirmation had no time for is told by its trial": best_with_changes(
+        replace(changed(config=None, gain=None), trials=(*GOLDEN.trials, ONCE))
     ),
     "answer: without a batch size of theirs the best is the headline": answer(NONE_GIVEN),
     "answer: what was assumed are PyTorch's defaults": answer(
@@ -179,6 +199,9 @@ SAID = {
         replace(GOLDEN, finalists=(*GOLDEN.finalists, *MANY), cut_short="interrupted")
     ),
     "answer: a run that was cut short without a winner": answer(replace(NO_ANSWER, **CUT), RESUME),
+    "answer: a run that was cut short while it tried changes": answer(
+        replace(NO_ANSWER, remedies=changed(config=None, gain=None).remedies, trials=(*GOLDEN.trials, ONCE), **CUT)
+    ),
     "answer: no trial was measured": answer(replace(NO_ANSWER, trials=(), bottleneck=None)),
     "answer: the most code": answer(replace(GOLDEN, best_at_your_batch=MOST_CODE, **CUT), RESUME),
     "answer: notes that do not fit are counted": answer(replace(GOLDEN, notes=NOTES)),
@@ -187,12 +210,9 @@ SAID = {
     "progress: what is measured now, where there is room": [progress_line(SEARCHING, 200)],
     "progress: not where there is none": [progress_line(SEARCHING, 100)],
     "progress: the most that is left, where no more is known": [progress_line(Progress(stage="study", left_s=65.0))],
-    "comparison: a run without a winner": compare(GOLDEN, replace(GOLDEN, best=None, finalists=(), **CUT)).notes,
-    "comparison: neither answer is confirmed": compare(EARLY, EARLY).notes,
-    "comparison: a run that was given no batch size": compare(NONE_GIVEN, GOLDEN, keep_batch_size=True).notes,
     "figures: as many digits as tell two apart, and never wider than a table allows": [
         *(counted(1, "class"), counted(1_281_167, "sample")),
-        *(bytes_text(None), bytes_text(999), bytes_text(int(1.5 * 2**30)), bytes_text(int(139.24 * 2**30), 4)),
+        *(bytes_text(None), bytes_text(999), bytes_text(int(1.5 * 2**30)), bytes_text(int(139.24 * 2**30))),
         *(percent_text(0.0134, 1), seconds_text(0.0031), seconds_text(185.0), seconds_text(3599.6)),
     ],
     "hang: a sample is named with its batch": [did_not_return_text([HANGING], 28.2)],

@@ -22,7 +22,8 @@ def test_a_recorded_run_is_judged_as_it_was_in_22_lines(path: Path) -> None:
     assert best.config == result.best.config
     assert best.speedup.value == pytest.approx(result.best.speedup.value)
     assert best.speedup.low == pytest.approx(result.best.speedup.low)
-    assert best.half_width_fraction == pytest.approx(result.best.half_width_fraction)
+    # Recorded with a bound for the most extreme of several means that was up to a tenth narrower than Bonferroni's.
+    assert 1.0 <= best.half_width_fraction / result.best.half_width_fraction < 1.1
     assert len(terminal_answer(result, path)) <= 22
 
 

@@ -18,7 +18,7 @@ from loadtune.footprint.trace_ledger import TracedLine
 from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import OptimizerName, Precision, WorkloadSpec
 from loadtune.records.footprint import StepAccount, block_bytes
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.search.search import model_job
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 
 pytestmark = pytest.mark.gpu
 

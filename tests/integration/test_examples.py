@@ -26,7 +26,7 @@ from loadtune.options import TABLE, with_settings
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.records.memory import BatchTry
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import inflight_jobs
 import pytest
+import spare_rig
 
 ROOT = Path(__file__).parents[2]
 JOB = [sys.executable, inflight_jobs.__file__, "plain", "--steps", "64", "--sample", "0.0007", "--step", "0.001"]
 
 
-OTHER_TYPES = '{"schema_version": 1, "loaders": [{"name": "a", "own_workers": 1, "num_workers": "2"}]}'
+OTHER_TYPES = '{"loaders": [{"name": "a", "own_workers": 1, "num_workers": "2"}]}'
 EXEC = [sys.executable, "-m", "loadtune", "exec"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"}
 
@@ -45,7 +46,6 @@ def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
     [
         ((sys.executable, "-I", "-c", "pass"), (), 0, "was not active"),
         (("/no/such/command",), (), 2, "cannot be run"),
-        (("true",), ("--replay", __file__), 2, "is no result of loadtune exec"),
         (("true",), ("--batch-size", "64"), 2, "`loadtune run` compares batch sizes"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_it_cannot_do_is_said(command, options, code, said):
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("kept", ['{"schema_version": 999, "loaders": []}', '{"schema_ver', OTHER_TYPES])
+@pytest.mark.parametrize("kept", ['{"loaders": [{"of_another": 1}]}', '{"loade', OTHER_TYPES])
 def test_what_was_kept_by_another_version_or_in_half_changes_no_exit_code_and_is_said_once(kept):
     code = "import json, os, sys; folder = json.loads(os.environ['LOADTUNE_EXEC'])['folder']\n"
     code += "open(f'{folder}/1.json', 'w').write(sys.argv[1])"
@@ -103,19 +103,13 @@ def test_a_script_whose_launcher_was_killed_goes_on_and_tidies_up(tmp_path):
     assert list(tmp_path.glob("loadtune-*")) == []
 
 
-def test_a_training_is_tuned_and_its_switches_can_be_repeated(tmp_path):
+def test_a_training_is_tuned_and_its_switches_are_written(tmp_path):
     plain = subprocess.run(JOB, capture_output=True, text=True, check=True, timeout=120).stdout.split()
-    first = run(*JOB, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))
-    assert first.stdout.split()[:2] == plain[:2]
-    assert "Samples at inflight_jobs.py:" in first.stderr
+    done = run(*JOB, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))
+    assert done.stdout.split()[:2] == plain[:2]
+    assert "Samples at inflight_jobs.py:" in done.stderr
     (loader,) = json.loads((tmp_path / "out/inflight.json").read_text())["loaders"]
-
-    replay = ("--replay", str(tmp_path / "out/inflight.json"), "--out", str(tmp_path / "again"))
-    second = run(*JOB, options=replay)
-    assert f": {loader['own_workers']} → {loader['switches'][-1]['num_workers']} worker" in second.stderr
-    assert second.stdout.split()[:2] == plain[:2]
-    (again,) = json.loads((tmp_path / "again/inflight.json").read_text())["loaders"]
-    assert again["switches"] == loader["switches"]
+    assert loader["switches"]
 
 
 def test_the_script_ends_once_it_is_tuned():
@@ -124,6 +118,72 @@ def test_the_script_ends_once_it_is_tuned():
     assert done.stdout == ""
     assert "ends the script" in done.stderr
     assert "Samples at inflight_jobs.py:" in done.stderr
+
+
+ADVISED = """
+import hashlib, os, sys, time
+import spare_rig
+import torch
+from torch.utils.data import DataLoader
+spare_rig.install()
+
+def is_enough(number, most):
+    if most is None:
+        from loadtune.inflight.account import accounts
+        return any(each.changes or each.changes_reason for each in accounts())
+    return number == most
+
+def train(seconds, trouble, method, is_persistent, most):
+    torch.manual_seed(3)
+    given = {"num_workers": 2, "shuffle": True, "multiprocessing_context": method, "persistent_workers": is_persistent}
+    loader, seen, number = DataLoader(spare_rig.Samples(1600, seconds, trouble), 16, **given), hashlib.sha256(), 0
+    while not is_enough(number, most):
+        for batch in loader:
+            number += 1
+            seen.update(str(batch[:, 0].tolist()).encode())
+            if is_enough(number, most):
+                break
+    print(number, seen.hexdigest(), torch.rand(1).item(), flush=True)
+
+if __name__ == "__main__":
+    seconds, trouble, method, is_persistent, most = sys.argv[1:]
+    train(float(seconds), trouble, method, is_persistent == "True", int(most) or None)
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trouble", "method", "is_persistent", "options"),
+    [
+        ("print", "fork", True, ()),
+        ("look", "spawn", True, ("--dry-run",)),
+        ("crash", "fork", False, ()),
+        ("look", "fork", False, ("--no-advice",)),
+    ],
+)
+def test_changes_of_the_code_are_tried_beside_the_loop(tmp_path, trouble, method, is_persistent, options):
+    script, most = tmp_path / "script.py", 150 * ("--no-advice" in options)
+    script.write_text(ADVISED)
+    path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    command = [sys.executable, str(script), "0.001", trouble, method, str(is_persistent), str(most)]
+    done = run(*command, options=("--max-workers", "2", "--out", str(tmp_path), *options), **path)
+    number = done.stdout.split()[0]
+    plain = [sys.executable, str(script), "0", trouble, method, str(is_persistent), number]
+    plain = subprocess.run(plain, env=ENVIRONMENT | path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (5, plain.stdout)
+    (loader,) = json.loads((tmp_path / "inflight.json").read_text())["loaders"]
+    assert "printed by a dataset" not in done.stderr
+    assert loader["changes_reason"] == ("its process ended" if trouble == "crash" else None)
+    if trouble == "crash" or most:
+        assert loader["changes"] == []
+        assert "training would be" not in done.stderr
+        return
+    assert [each["name"] for each in loader["changes"]] == ["uint8_transfer"]
+    assert 1.05 <= loader["changes_gain"] <= 2.0
+    assert "training would be about" in done.stderr, done.stderr
+    assert spare_rig.CODE in done.stderr
+    code = subprocess.run([*EXEC[:-1], "export", str(tmp_path), "--change", "uint8"], capture_output=True, text=True)
+    assert code.stdout.splitlines()[1:] == spare_rig.CODE.splitlines()
 
 
 SHORT = """

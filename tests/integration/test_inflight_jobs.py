@@ -20,6 +20,7 @@ import numpy
 import pytest
 import torch
 import torch.utils.data.dataloader as torchs
+from switched import Switched
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import loadtune
@@ -399,7 +400,7 @@ def test_a_library_that_builds_torchs_iterators_itself_is_named(tuned, monkeypat
 
 @pytest.mark.parametrize(
     ("changes", "max_workers", "begins"),
-    [({}, 3, 3), ({}, 2, 2), ({"batch_bytes": 1 << 60}, 3, None), ({"name": "Other at x.py:1"}, 3, None),
+    [({}, 3, 3), ({}, 2, 2), ({"batch_bytes": 1 << 60}, 3, None),
      ({"num_workers": "3"}, 3, None), ({"load_s": None}, 3, None), (None, 3, None)],
 )  # fmt: skip
 def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypatch, tmp_path):
@@ -412,7 +413,7 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
     assert not file.exists()
     if changes is None:
         file.parent.mkdir()
-        file.write_text('{"schema_version": 2, "loaders": [')
+        file.write_text('{"loaders": [')
     else:
         earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
         earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_blocked_fraction": 0.9}
@@ -441,9 +442,10 @@ def test_a_loader_of_ours_and_its_numbers(tuned):
 
 def test_the_share_of_time_blocked_is_that_since_the_present_workers_deliver():
     loader = DataLoader(inflight_jobs.Samples(40 * 4, 0.004), 4, num_workers=1)
-    switches = [{"epoch": 0, "batch": 20, "num_workers": 2}]
-    found, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
-    for number, _ in enumerate(iterator.begun_by(tuner.Tuner(found, loader, Options(), replayed), loader)):
+    found = Account(name="", own_workers=1, num_workers=1)
+    switched = Switched(found, loader, Options())
+    switched.switches = {(0, 20): 2}
+    for number, _ in enumerate(iterator.begun_by(switched, loader)):
         time.sleep(0.0 if number < 20 else 0.03)  # first the loop waits, then the workers
     assert found.num_workers == 2
     assert found.numbers()["blocked_fraction"] < found.first_blocked_fraction
@@ -463,17 +465,18 @@ def test_a_gain_of_whole_epochs_comes_with_their_rate_and_that_of_a_comparison_w
     assert found.samples_per_s / found.gain == pytest.approx(8 / 0.035, rel=0.02)
 
 
-def test_a_replay_ends_where_its_workers_failed():
+def test_epochs_begin_with_the_users_workers_once_those_that_were_kept_failed():
     loader = DataLoader(inflight_jobs.Samples(8 * 4, 0.02), 4, num_workers=1)
-    switches = [{"epoch": epoch, "batch": 0, "num_workers": 2} for epoch in range(2)]
-    found, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
-    repeats = tuner.Tuner(found, loader, Options(), replayed)
-    batches = iterator.begun_by(repeats, loader)
+    found = Account(name="", own_workers=1, num_workers=1)
+    kept = tuner.Tuner(found, loader, Options())
+    kept.state = replace(kept.state, stage="resting", target=2)
+    batches = iterator.begun_by(kept, loader)
     next(batches)
+    assert found.num_workers == 2
     os.kill(batches._workers[0].pid, signal.SIGKILL)
     assert len(list(batches)) == 7
     assert found.state == "left alone"
-    assert len(list(iterator.begun_by(repeats, loader))) == 8
+    assert len(list(iterator.begun_by(kept, loader))) == 8
     assert (found.num_workers, found.kept_workers) == (1, None)
 
 

@@ -1,6 +1,7 @@
 """What a run gives its user to set: what is proven better than their settings, or those; and what is never called
 confirmed: crashes, losses that are not finite, rates above the compute-only rate; over a fake training."""
 
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -114,9 +115,9 @@ def warns_where_it_is_used(folder: Path, once: TuningResult) -> None:
             use()
         assert [each.filename for each in caught if "not confirmed" in str(each.message)] == [__file__]
     assert "Measured, but not confirmed, by" in " ".join(loadtune.export(once, "python").replace("#", "").split())
-    told = CliRunner().invoke(app, ["export", str(folder), "--format", "env"])
+    told = CliRunner().invoke(app, ["export", str(folder), "--format", "json"])
     assert told.exit_code == 0
-    assert told.stdout.startswith("LOADTUNE_BATCH_SIZE=64\n")
+    assert json.loads(told.stdout)["loader"]["batch_size"] == 64
     assert told.stderr.startswith("warning: The answer of the run of ")
 
 

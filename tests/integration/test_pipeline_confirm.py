@@ -73,7 +73,6 @@ def test_a_disturbed_segment_is_run_again_and_the_quiet_one_counts(tmp_path: Pat
     )
     assert num_segments == len(kept(result)) + 2
     assert all(measured.telemetry.others_cpu_cores == 0.0 for measured in kept(result))
-    assert sum(measured.repeated for measured in kept(result)) == 2
     assert not about_others(result)
 
 
@@ -91,7 +90,7 @@ def test_a_repeat_that_fails_discards_nothing(tmp_path: Path) -> None:
     )
     result = tune_fake(training, tmp_path, ALL_TRIALS, sensor=sensor)
     assert not any(trial.failure for trial in result.trials)
-    assert [trial.measurement.repeated for trial in result.trials[:3] if trial.measurement] == [False, True, False]
+    assert num_trained == len(kept(result)) + 1
 
 
 def test_a_machine_that_is_never_quiet_is_not_waited_for(tmp_path: Path) -> None:

@@ -56,9 +56,6 @@ def test_every_run_is_told_with_the_workers_it_had(finished):
     """Found from outside, by the names that PyTorch gives its processes. Short spans may begin before a worker is."""
     result = loadtune.load_result(finished[1])
     runs = [(each.config.loader.num_workers, run.telemetry) for each in result.finalists for run in each.runs]
-    cores = [telemetry.training_cpu_cores for _, telemetry in runs if telemetry.training_cpu_cores is not None]
-    assert cores
-    assert min(cores) > 0
     assert all(telemetry.timeline for _, telemetry in runs)
     seen = {bool(num_workers) for num_workers, telemetry in runs if telemetry.workers_cpu_cores is not None}
     assert seen == ({True} if any(num_workers for num_workers, _ in runs) else set())

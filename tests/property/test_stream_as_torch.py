@@ -1,7 +1,5 @@
 """Whatever is switched and when: the loop sees what it would see with a plain DataLoader, also of its sampler and of
 what torch's iterator counts; and the random numbers of the training process are as they would be.
-
-A tuner's switches are those of a replayed result, so that no clock decides what is tested.
 """
 
 import random
@@ -11,13 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from switched import Switched
 from switching_rig import Switching
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, get_worker_info
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
 from loadtune.inflight.iterator import begun_by
-from loadtune.inflight.tuner import Tuner
 from loadtune.stream.switching import SwitchingIterator
 
 LENGTH, WHOLE = 60, 1000
@@ -38,11 +36,6 @@ class Rows(Dataset):
         if index in self.bad:
             raise KeyError(f"bad sample {index}")
         return torch.tensor([index, self.epoch])
-
-
-class Random(Rows):
-    def __getitem__(self, index):
-        return torch.rand(1)
 
 
 class CountedSampler(SequentialSampler):
@@ -155,16 +148,6 @@ JOB = {
 }  # fmt: skip
 
 
-def replaying(loader, switches):
-    """A tuner of the loader which repeats them, and its account."""
-    num_workers = loader.num_workers
-    account, replayed = (Account(name="", own_workers=num_workers, num_workers=num_workers) for _ in range(2))
-    replayed.switches = [
-        {"epoch": epoch, "batch": batch, "num_workers": number} for (epoch, batch), number in sorted(switches.items())
-    ]
-    return Tuner(account, loader, Options(), replayed), account
-
-
 def both_see(job, way):
     """What the loop sees with switches, and without."""
     if job["order"] == "lists":
@@ -183,7 +166,9 @@ def both_see(job, way):
         seen = seen_by(switching, own, generator, job, switching.switch)
         switching.close()
         return seen, expected
-    tuner, account = replaying(own, job["switches"])
+    account = Account(name="", own_workers=own.num_workers, num_workers=own.num_workers)
+    tuner = Switched(account, own, Options())
+    tuner.switches = job["switches"]
     own._get_iterator = lambda: begun_by(tuner, own)
     seen = seen_by(own, own, generator, job)
     if own._iterator is not None:
@@ -192,7 +177,7 @@ def both_see(job, way):
     return seen, expected
 
 
-@pytest.mark.parametrize("way", ["switched", "replayed by a tuner"])
+@pytest.mark.parametrize("way", ["switched", "by a tuner"])
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(job=JOBS)
 @example(JOB | {"order": "counted", "switches": {(0, 1): 1}})
@@ -229,15 +214,3 @@ def test_batches_out_of_order_come_once_and_those_of_one_worker_stay_in_order(nu
     if num_workers:
         with pytest.raises(ValueError, match="has workers"):
             loader.switch(0)
-
-
-def test_a_run_that_is_repeated_switches_where_the_result_says_and_draws_the_same():
-    def run():
-        torch.manual_seed(1)
-        loader = DataLoader(Random(), 4, num_workers=1)
-        tuner, account = replaying(loader, {(0, 5): 3})
-        found = [batch.tolist() for batch in begun_by(tuner, loader)]
-        assert account.switches == [{"epoch": 0, "batch": 5, "num_workers": 3}]
-        return found
-
-    assert run() == run()

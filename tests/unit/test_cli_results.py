@@ -1,7 +1,6 @@
 """The commands on stored results: what they print where, and how they end. Nothing is measured here."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,21 +9,10 @@ import pytest
 from cli_rig import invoke
 from page_rig import GOLDEN as KEPT
 from page_rig import golden
-from study_rig import measured
 
 from loadtune.report.forms import FORMS
 from loadtune.report.store import load_result, write_result
 from loadtune.run.state import Resumable, write_run
-
-
-@pytest.fixture
-def slower(tmp_path: Path) -> Path:
-    """The kept result, two days later on half the cores."""
-    kept = load_result(KEPT)
-    host = dataclasses.replace(kept.host, num_usable_cores=8)
-    folder = tmp_path / "slower"
-    folder.mkdir()
-    return write_result(dataclasses.replace(kept, created="2026-11-22T17:03:12Z", host=host), folder)
 
 
 def test_an_export_goes_to_stdout_or_to_a_file_in_each_form_that_the_help_names(tmp_path: Path) -> None:
@@ -40,68 +28,17 @@ def test_an_export_goes_to_stdout_or_to_a_file_in_each_form_that_the_help_names(
     assert named == {*FORMS}
 
 
-def test_a_comparison_fits_80_columns_and_says_what_changed_also_as_json(slower: Path) -> None:
-    ended = invoke("compare", str(KEPT), str(slower))
-    assert ended.exit_code == 0
-    assert "usable cores" in ended.stdout
-    assert "The second is 1.00×" in ended.stdout
-    assert " of the first: not told apart." in " ".join(ended.stdout.split())
-    assert max(map(len, ended.stdout.splitlines())) <= 80
-    found = json.loads(invoke("compare", str(KEPT), str(slower), "--json").stdout)
-    assert found["changes"] == [{"name": "num_usable_cores", "before": 16, "after": 8}]
-    assert found["ratio"]["low"] < found["ratio"]["value"] == 1.0 < found["ratio"]["high"]
-
-
-def test_a_run_without_a_winner_is_compared_as_far_as_it_goes(slower: Path) -> None:
-    cut = dataclasses.replace(load_result(slower), best=None, finalists=(), cut_short="interrupted by Ctrl-C")
-    write_result(cut, slower.parent)
-    ended = invoke("compare", str(KEPT), str(slower))
-    assert ended.exit_code == 1
-    assert "cut short: interrupted by Ctrl-C" in " ".join(ended.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("rates", "words", "outcome", "code"),
-    [
-        ((900.0, 1000.0, 1100.0), "5%", "unclear", 3),
-        ((980.0, 1000.0, 1020.0), "20%", "held", 0),
-        ((790.0, 800.0, 810.0), "0.1", "fell", 1),
-        ((800.0,), "10%", "unclear", 3),
-    ],
-)
-def test_the_whole_interval_of_the_ratio_decides_whether_more_than_the_tolerance_was_lost(
-    slower: Path, rates: tuple[float, ...], words: str, outcome: str, code: int
-) -> None:
-    kept, before = load_result(slower), slower.parent / "before"
-    before.mkdir()
-    for found, folder in (((980.0, 1000.0, 1020.0), before), (rates, slower.parent)):
-        finalist = dataclasses.replace(kept.finalists[0], runs=tuple(measured(rate) for rate in found))
-        best = dataclasses.replace(kept.best, config=finalist.config)
-        write_result(dataclasses.replace(kept, best=best, finalists=(finalist,)), folder)
-    ended = invoke("compare", str(before), str(slower), "--tolerance", words, "--json")
-    found = json.loads(ended.stdout)
-    assert (found["outcome"], ended.exit_code) == (outcome, code), found["verdict"]
-    assert invoke("compare", str(before), str(slower), "--tolerance", words).stdout.count(outcome.capitalize()) == 1
-
-
-def test_an_answer_that_is_not_confirmed_tells_no_loss(slower: Path) -> None:
-    words = ["compare", str(KEPT), str(slower), "--tolerance", "20%"]
-    assert invoke(*words).exit_code == 0
-    write_result(dataclasses.replace(load_result(slower), confirmed_whole=False), slower.parent)
-    ended = invoke(*words)
-    assert (ended.exit_code, "Unclear." in ended.stdout) == (3, True)
-
-
-def test_what_another_user_could_have_written_is_not_imported(slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = load_result(slower)
-    write_run(Resumable(kept.config, kept.host, kept.device, "0"), slower.parent)
+def test_what_another_user_could_have_written_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = golden()
+    stored = write_result(kept, tmp_path)
+    write_run(Resumable(kept.config, kept.host, kept.device, "0"), tmp_path)
     for user, mode in ((1234, 0o100644), (os.getuid(), 0o100646)):
         about = SimpleNamespace(st_size=9, st_uid=user, st_mode=mode)
         monkeypatch.setattr("os.fstat", lambda at, about=about: about)
-        ended = invoke("run", "--resume", str(slower.parent))
+        ended = invoke("run", "--resume", str(tmp_path))
         assert (ended.exit_code, ended.stdout) == (2, "")
         assert "it must belong to you or root, and others may not write it" in " ".join(ended.stderr.split())
-    assert load_result(slower) == kept  # which imports nothing
+    assert load_result(stored) == kept  # which imports nothing
 
 
 @pytest.fixture

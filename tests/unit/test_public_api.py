@@ -25,7 +25,7 @@ COMMAND = "import loadtune.__main__; loadtune.__main__.main()"
         (COMMAND, "--help", OPTIMIZING | SHOWING),
         ("import loadtune.host.machine", "", {"torch", "optuna", "pynvml", "psutil"}),
         ("from loadtune.host.machine import read_host; read_host(); import loadtune.training.client", "", OPTIMIZING),
-        (COMMAND, "exec --exact -- true", OPTIMIZING | SHOWING | {"typer", "loadtune.records"}),
+        (COMMAND, "exec --exact -- true", OPTIMIZING | SHOWING | {"typer", "loadtune.records.config"}),
     ],
 )
 def test_what_is_not_needed_is_not_imported(code: str, words: str, heavy: set[str]) -> None:

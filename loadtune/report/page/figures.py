@@ -10,7 +10,6 @@ from typing import Any
 from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
-from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Bottleneck, Resource, RooflinePoint, TuningResult
 from loadtune.report import wording
 from loadtune.report.tables import peak_bytes
@@ -21,8 +20,7 @@ Trace = dict[str, Any]
 Point = tuple[Any, Any, str]
 """x and y, of which an `Interval` is drawn with its bars, and the text that shows when the mouse is on it."""
 
-# Okabe & Ito, Color Universal Design (2008), the blue lighter and the yellow left out so that all are seen on black and
-# on white.
+# Okabe & Ito, Color Universal Design (2008), without yellow and with a lighter blue: seen on black and on white.
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 
@@ -43,7 +41,6 @@ _ROOM = 1.6
 """Height of the roofline ÷ the highest rate that was predicted or measured: a resource may allow far more than that."""
 _NAME_WIDTH = 26
 """Of a name beside a figure: half of a phone's width."""
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +52,6 @@ class Panel:
     data: Sequence[Trace]
     layout: dict[str, Any]
     height_px: int = 380
-
-
-def text(words: str) -> str:
-    """Words of a user's for a label: plotly.js reads some HTML in those."""
-    return escape(words, quote=False).replace("\n", "<br>")
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -80,25 +72,10 @@ def points(name: str, found: Sequence[Point], **look: Any) -> Trace:
     return trace
 
 
-def marks(result: TuningResult, found: Iterable[tuple[TrialConfig, Point]]) -> list[Trace]:
-    by_kind = {kind: list[Point]() for kind in _KINDS}
-    for config, point in found:
-        by_kind[kind_of(result, config)].append(point)
-    return [points(kind, of_kind, marker=_KINDS[kind]) for kind, of_kind in by_kind.items() if of_kind]
-
-
 def line(name: str, x: Iterable[Any], y: Iterable[Any], colour: str, *, shape: str = "linear", **more: Any) -> Trace:
     """``shape`` ``hv`` is a staircase: a value holds until the next."""
     drawn = {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y)}
     return {**drawn, "line": {"color": colour, "width": 2, "shape": shape}, "hoverinfo": "skip", **more}
-
-
-def straight(colour: str, label: str, along: str, at: float) -> Trace:
-    """A line through the whole picture where x or y (``along``) has this value, with its name; a shape of a layout."""
-    across, side = ("y", "bottom") if along == "x" else ("x", "top")
-    ends = {f"{along}0": at, f"{along}1": at, f"{across}0": 0, f"{across}1": 1, f"{across}ref": "paper"}
-    named = {"text": label, "textposition": "start", "xanchor": "left", "yanchor": side, "font": {"size": 11}}
-    return {"type": "line", **ends, "label": named, "line": {"color": colour, "width": 1, "dash": "dash"}}
 
 
 def kind_of(result: TuningResult, config: TrialConfig) -> str:
@@ -128,7 +105,7 @@ def loading(result: TuningResult) -> list[Panel]:
     look = {"type": "bar", "mode": None, "orientation": "h", "textposition": ["inside", "none"], "textangle": 0}
     traces = list[Trace]()
     for (name, share, waits), colour in zip(shown, (*_STEPS, GREY), strict=False):
-        words = "<br>".join(map(text, textwrap.wrap(name, 40)))
+        words = "<br>".join(escape(part, quote=False) for part in textwrap.wrap(name, 40))  # plotly.js reads some HTML
         parts = [(share * (1 - waits), 0, words), (share * waits, 0, words)]
         marker = {"color": colour, "pattern": {"shape": ["", "/"], "fillmode": "overlay"}}
         traces.append(points(words, parts, marker=marker, insidetextanchor="middle", **look))
@@ -152,7 +129,10 @@ def roofline(result: TuningResult) -> list[Panel]:
     tried = [config, *(each.config for each in result.finalists), *(each.config for each in result.trials)]
     most = max(each.loader.num_workers for each in tried)  # that could be chosen
     roof = [at for at in found.roofline if at.num_workers <= most]
-    measured = marks(result, _beside(result, config, dict.fromkeys(tried)))
+    by_kind = {kind: list[Point]() for kind in _KINDS}
+    for each, point in _beside(result, config, dict.fromkeys(tried)):
+        by_kind[kind_of(result, each)].append(point)
+    measured = [points(kind, found, marker=_KINDS[kind]) for kind, found in by_kind.items() if found]
     rates = [at.samples_per_s.value for at in roof] + [rate for trace in measured for rate in trace["y"]]
     top = _ROOM * max(rates, default=1.0)
     pinned = "pinned" if config.loader.pin_memory else "not pinned"
@@ -226,39 +206,9 @@ def gains(result: TuningResult) -> list[Panel]:
     layout = {
         "xaxis": axis("samples/s after ÷ before", range=[0, 1.1 * most]),
         "yaxis": {**places, "range": [len(names) - 0.5, -0.5]},
-        "shapes": [straight(GREY, "", "x", 1.0)],
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": GREY}}],
     }
     return [Panel(data=traces, layout=layout, height_px=120 + len(names) * (14 * max(map(len, names)) + 16))]
-
-
-def _memory(ceiling: MemoryCeiling) -> Panel:
-    """Sizes that failed stand at the height of the budget."""
-    reports = sorted(ceiling.probes, key=lambda report: report.batch_size)
-    traces, budget = list[Trace](), (ceiling.budget_bytes or 0) / _GIB
-    most = max(ceiling.batch_size, *(report.batch_size for report in reports))
-    if ceiling.bytes_per_sample is not None and ceiling.fixed_bytes is not None:
-        heights = [(ceiling.fixed_bytes + ceiling.bytes_per_sample * size) / _GIB for size in (0, most)]
-        traces.append(line("line", [0, most], heights, GREY))
-    trained, failed = list[Point](), list[Point]()
-    for each in reports:
-        size, peak, why = f"batch {each.batch_size:,}", each.peak_bytes, each.failure
-        if each.fits and peak is not None:
-            trained.append((each.batch_size, peak / _GIB, f"{size}<br>{bytes_text(peak)} allocated"))
-        elif why is not None:
-            failed.append(
-                (each.batch_size, budget, f"{size}: {wording.FAILURE_TEXT[why.kind]}<br>{text(why.message[:200])}")
-            )
-    traces.append(points("trained", trained, marker={"color": BLUE, "size": 9}))
-    traces.append(points("failed", failed, marker={"color": RED, "symbol": "x", "size": 10}))
-    predicted = "" if ceiling.verified else ", predicted"
-    levels = [] if ceiling.budget_bytes is None else [straight(RED, "memory for training", "y", budget)]
-    levels.append(straight(GREEN, f"safe{predicted}", "x", ceiling.safe_batch_size))
-    layout = {
-        "xaxis": axis("batch size", range=[0, 1.08 * most]),  # with room for a name behind the last line
-        "yaxis": axis("GiB", rangemode="tozero"),
-        "shapes": levels,
-    }
-    return Panel(title=ceiling.precision, data=traces, layout=layout, height_px=320)
 
 
 def timelines(result: TuningResult) -> list[Panel]:
@@ -295,6 +245,5 @@ def figures(result: TuningResult) -> dict[str, list[Panel]]:
         "loading": loading(result),
         "roofline": roofline(result),
         "gains": gains(result),
-        "memory": [_memory(ceiling) for ceiling in result.ceilings],
         "timelines": timelines(result),
     }

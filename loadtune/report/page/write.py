@@ -1,7 +1,5 @@
-"""Pages: what they show as plain data, and on disk as one HTML file each, whole or not at all.
-
-A file holds style sheet, script and plotly.js. Its policy forbids a browser any request, and any script but the two
-whose hashes it names. So not even words of a user's that were not escaped would run.
+"""Pages: what they show as plain data, and on disk as one HTML file each, whole or not at all. Its policy forbids a
+browser any request, and any script but the two whose hashes it names.
 """
 
 import base64
@@ -12,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.errors import ResultError
-from loadtune.records.config import TrialConfig
-from loadtune.records.result import TuningResult, Winner
+from loadtune.records.result import TuningResult
 from loadtune.report import tables, wording
 from loadtune.report.forms import changes_code, loader_code, step_code
-from loadtune.report.machine import banner, holders_text
+from loadtune.report.machine import banner
 from loadtune.report.page.figures import figures
 from loadtune.report.store import load_result, result_files, write_whole
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
@@ -87,7 +84,6 @@ def page_view(result: TuningResult) -> dict[str, Any]:
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         "warning": wording.warning(result),
         "headline": headline,
-        "tiles": () if best is None else _tiles(best, result.yours),
         "confirmed": tables.best_and_baseline(result),
         "sections": [tables.Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
         "code": _code(result),
@@ -97,23 +93,6 @@ def page_view(result: TuningResult) -> dict[str, Any]:
         "limits": limits_table(result),
         "trials": tables.trial_table(result),
     }
-
-
-def _tiles(best: Winner, yours: TrialConfig | None) -> tuple[tuple[str, str, str], ...]:
-    """Large figures of the answer: name, value, detail."""
-    rate, gain = f"{wording.interval_text(best.throughput)} samples/s", best.speedup
-    speedup, detail = "not known", "the baseline was not measured"
-    if best.config == yours:
-        speedup, detail = ("not known", "see above") if best.inconclusive else ("–", "your settings are the answer")
-    elif gain is not None:
-        speedup, detail = ratio_text(gain.value) if gain.holds(1.0) is False else "not known", "too few runs to be sure"
-        if gain.half_width is not None:
-            detail = f"{ratio_text(gain.low)} to {ratio_text(gain.high)} (99%)"
-    return (
-        ("throughput", rate, "95% interval over runs" if best.half_width_fraction else "no interval: too few runs"),
-        ("speed-up over the baseline", speedup, detail),
-        ("share of compute-only rate", percent_text(best.compute_fraction), "of the same steps without loading"),
-    )
 
 
 def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
@@ -150,14 +129,14 @@ def limits_table(result: TuningResult) -> tables.Table:
     for each in result.ceilings:
         predicted = "" if each.verified else " (predicted)"
         sizes = [f"{size:,}{predicted}" for size in (each.safe_batch_size, each.batch_size)]
-        held = holders_text(each.others, each.others_bytes)
         # Other points are of recipes that were turned down, or of the user's own.
         timed = [p for p in result.compute_points if p.recipe in trained and p.recipe.precision == each.precision]
         alone = max(timed, key=lambda point: point.samples_per_s, default=None)
-        memory = "\n".join(filter(None, (bytes_text(each.budget_bytes), held)))
+        ran = ", ".join(f"{p.batch_size:,}{'' if p.fits else ' failed'}" for p in each.probes)
         rate = MISSING if alone is None else f"{rate_text(alone.samples_per_s)} at batch {alone.batch_size:,}"
-        rows.append((each.precision, *sizes, wording.limit_text(each.limit, result.device.kind), memory, rate))
-    columns = ("", "safe batch", "largest", "limited by", "memory for training", "compute-only rate")
+        limit = wording.limit_text(each.limit, result.device.kind)
+        rows.append((each.precision, *sizes, limit, bytes_text(each.budget_bytes), rate, ran))
+    columns = ("", "safe batch", "largest", "limited by", "memory for training", "compute-only rate", "sizes run")
     return tables.Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
 
 

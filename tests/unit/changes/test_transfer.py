@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from remedy_rig import apart, delivered, equal, fake_images, job_with, lines_of, pasted_batch, trained_on
+from remedy_rig import apart, delivered, equal, fake_images, job_with, lines_of, pasted_batch, trained_on, way_of
 from torch.utils.data import Dataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError
-
-ERASING = v1.Compose([v1.ToTensor(), v1.RandomErasing(p=1.0)])
+from loadtune.changes.trial import Ways, examine
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -104,22 +103,34 @@ def test_behind_subsets_the_inner_dataset_is_changed_and_the_lines_reach_it() ->
     assert equal(pasted_batch(other), validated), "another split of the same dataset"
 
 
-ENDING = "does not end in ToTensor"
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "erasing after ToTensor": (lambda: fake_images(ERASING), ENDING),
-    "no scaling": (lambda: fake_images(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)])), ENDING),
-    "half": (lambda: fake_images(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)])), ENDING),
-    "no step": (lambda: Pictures([torch.rand(3, 8, 8)] * 4, v1.Compose([])), ENDING),
-    "no transform": (lambda: [(torch.rand(3, 8, 8), 0)] * 4, "no transform in an attribute"),
-    "floats from the start": (lambda: Pictures([a.astype("float32") for a in arrays()], v1.ToTensor()), "never bytes"),
-    "no pair": (lambda: Named(arrays(), v1.ToTensor()), "no pair"),  # the pasted lines could not name its images
+REFUSED: dict[str, Callable[[], Any]] = {
+    "no scaling": lambda: fake_images(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)])),
+    "half": lambda: fake_images(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)])),
+    "no step": lambda: Pictures([torch.rand(3, 8, 8)] * 4, v1.Compose([])),
+    "no transform": lambda: [(torch.rand(3, 8, 8), 0)] * 4,
+    "floats from the start": lambda: Pictures([a.astype("float32") for a in arrays()], v1.ToTensor()),
 }
 
 
-@pytest.mark.parametrize(("dataset", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_images_that_cannot_be_sent_as_bytes(dataset: Callable[[], Any], reason: str) -> None:
-    with pytest.raises(NotApplicableError, match=reason):
-        job_with(workload_of(dataset()), "uint8_transfer")
+@pytest.mark.parametrize("name", REFUSED)
+def test_images_that_cannot_be_sent_as_bytes(name: str) -> None:
+    with pytest.raises(NotApplicableError, match="never bytes"):
+        job_with(workload_of(REFUSED[name]()), "uint8_transfer")
+
+
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "filled before": (v1.Compose([v1.ToTensor(), v1.RandomErasing(p=1.0)]), None),
+    "filled after": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD), v1.RandomErasing(p=1.0)]), "other values"),
+    "noise": (v1.Compose([v1.ToTensor(), v1.Lambda(lambda image: image + torch.rand_like(image.float()))]), "never"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_follows_on_the_floats_must_do_the_same_to_bytes(name: str) -> None:
+    """Zeros are zeros as bytes, too, unless they are normalised later."""
+    transform, reason = OTHERS[name]
+    refused = examine(Ways(way_of(workload_of(Named(arrays(), transform)))), (), "uint8_transfer").refused
+    assert refused is None if reason is None else reason in (refused or "")
 
 
 def _is_random(transform: Any) -> bool:

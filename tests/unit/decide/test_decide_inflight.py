@@ -160,7 +160,6 @@ TABLE = {
     ),
     "refused, and nothing to gain": (WATCHING, reading(), COMPUTES, {"cores": 1.0, "refusal": "random"}, rest("cores")),
     "left alone": (replace(WATCHING, stage="left alone"), reading(), SLEEPS, {}, (*NOTHING, "left alone")),
-    "replaying": (replace(WATCHING, stage="replaying"), reading(), SLEEPS, {}, (*NOTHING, "replaying")),
     "starting": (replace(CHANGED, stage="starting"), reading(), SLEEPS, {}, (*NOTHING, "starting")),
     "the wanted ones do not deliver yet": (at(4), reading(1), SLEEPS, {}, WATCHES),
     "not by others that deliver": (CHANGED, reading(1, num_blocks=LAST), SLEEPS, {}, JUDGES),

@@ -51,8 +51,9 @@ def picked_in(
     kept: Sequence[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Of what a search found. Each takes 10 s. In any case: the leader, yours."""
-    search: Any = SimpleNamespace(ranked=lambda: ranked, best_at=lambda size: at_your_batch, smallest=lambda: small)
+    search: Any = SimpleNamespace(ranked=lambda: ranked, best_at=lambda size: at_your_batch)
     search.changed = search.highest = lambda: None
+    search.roomiest = lambda *than: None if than else small
     search.feasible, search.lasts_s, search.space = list, lambda config: 10.0, SimpleNamespace(recipes={})
     options, confirmed = TuneConfig(yours=YourSettings(batch_size=64)), [Attempt(config=each) for each in kept]
     trials = [trial(number, 100.0) for number in range(2)]
@@ -120,6 +121,29 @@ def test_another_precision_than_the_named_one_is_proven_faster(rate: float, keep
     rates = {half: (rate, 1.02 * rate), config(512, 16): (1000.0, 1030.0), YOURS: (300.0, 305.0)}
     verdict = judged([(what, each) for what, own in rates.items() for each in own], yours=YOURS, keeps_precision=keeps)
     assert verdict.winner().config.precision == wins
+
+
+FP32, BF16 = config(256, 16), replace(config(256, 15), recipe=Recipe(precision="bf16"))
+ALONE = {FP32: 2670.0, BF16: 3700.0}  # compute-only rates of an H200, which fp32 kept busy to 95%
+
+
+@pytest.mark.parametrize(
+    ("fp32", "bf16", "alone", "wins"),
+    [
+        (2537.0, 2494.0, ALONE, BF16),
+        (2537.0, 2594.0, {}, FP32),  # on a CPU
+        (1000.0, 1020.0, ALONE, FP32),  # either leaves more than a change has ever used
+        (2537.0, 2094.0, ALONE, FP32),  # not proven slower, and nowhere near
+    ],
+)
+def test_of_equals_that_with_more_headroom_stands(fp32: float, bf16: float, alone: Any, wins: TrialConfig) -> None:
+    ran = [(FP32, fp32), (BF16, bf16), (YOURS, 100.0), (FP32, 1.12 * fp32), (BF16, 1.12 * bf16), (YOURS, 90.0)]
+    verdict = judged(ran, yours=YOURS, keeps_precision=True, compute_per_s=alone)
+    assert verdict.ratio(*verdict.finalists[:2]).holds(1.0)
+    assert verdict.winner().config == wins
+    own = replace(wins, loader=replace(wins.loader, batch_size=128))
+    given = judged([*ran, (own, fp32), (own, 1.12 * fp32)], yours=YOURS, batch_size=128, compute_per_s=alone)
+    assert given.winner().config == own, "another batch size needs retuning"
 
 
 def test_a_baseline_that_is_kept_comes_with_the_largest_gain_that_is_not_excluded() -> None:

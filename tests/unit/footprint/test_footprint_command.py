@@ -9,13 +9,13 @@ from account_rig import FakeTraining
 from fakes import fake_host
 from typer.testing import CliRunner, Result
 
-from loadtune import training
 from loadtune.cli import app
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.host import machine as host
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure
+from loadtune.training import client
 
 BLOCKS = ("--dataset", "training_workloads:Images", "--model", "account_rig:Blocks")
 SMALL = (*BLOCKS, "--batch-size", "4", "--device", "cpu")
@@ -48,7 +48,7 @@ def test_parameters_that_no_call_brings_stand_in_a_row_of_their_own() -> None:
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     """A host with a GPU and a training on it that are fakes; the devices that trainings were made for."""
     monkeypatch.setattr(host, "read_host", fake_host)
-    monkeypatch.setattr(training, "TrainingClient", FakeTraining)
+    monkeypatch.setattr(client, "TrainingClient", FakeTraining)
     monkeypatch.setattr(FakeTraining, "made", [])
     return FakeTraining.made
 

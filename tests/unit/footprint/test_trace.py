@@ -71,7 +71,7 @@ def test_a_leak_is_named_in_the_function_that_leaks_and_its_visits_are_one_recor
         for _ in range(10):
             leaking()
     line = found(trace, "leak.append")
-    assert (line.function, line.num_visits, line.cpu.change_bytes) == ("leaking", 10, 2 * KIB)
+    assert (line.num_visits, line.cpu.change_bytes) == (10, 2 * KIB)
     assert line.cpu.last_in_use_bytes - line.cpu.in_use_bytes == 9 * 2 * KIB
     assert found(trace, "leaking()").cpu.change_bytes == 0
     assert "ran 10 times" in trace.text()
@@ -107,12 +107,14 @@ def test_a_function_has_its_own_lines_and_what_it_drops_goes_on_the_calling_line
         work()
         some = [torch.zeros(KIB, dtype=torch.uint8) for _ in range(3)]
         others = list(produce())
-    assert found(trace, "scratch = ").function == "work"
+    assert found(trace, "scratch = ").cpu.change_bytes == 4 * KIB
     call = found(trace, "work()")
     assert call.cpu.change_bytes == -4 * KIB
     assert len(call.went) == 1
     assert found(trace, "some =").cpu.change_bytes == 3 * KIB
-    assert sum(line.cpu.change_bytes for line in trace.lines if line.function == "produce") == 3 * KIB
+    assert (
+        sum(line.cpu.change_bytes for line in trace.lines if line.source.startswith(("for size", "yield"))) == 3 * KIB
+    )
     assert len(some) + len(others) == 5
 
 
@@ -229,7 +231,7 @@ def test_on_a_gpu_the_allocator_counts_what_no_tensor_explains_is_said_and_peaks
     ledger = Ledger(meter)
     ledger.pause()
     for line in (3, 4):
-        visit = ledger.begin("train.py", line, "step")
+        visit = ledger.begin("train.py", line)
         if line == 3:
             ledger.born(TracedTensor(shape=(100,), dtype="float32", storage_bytes=400, device="cuda:0"))
             meter.reading = Reading(1000 + 512 + 2048, 9000)
@@ -240,7 +242,7 @@ def test_on_a_gpu_the_allocator_counts_what_no_tensor_explains_is_said_and_peaks
     assert (second.cuda.change_bytes, second.cuda.peak_bytes) == (0, 3560)
     assert first.cpu.change_bytes == 0
     for _ in range(200):
-        visit = ledger.begin("train.py", 5, "step")
+        visit = ledger.begin("train.py", 5)
         grown = meter.reading.in_use_bytes + 512
         meter.reading = Reading(grown, grown + 4096)
         ledger.pause()

@@ -11,7 +11,7 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.memory import Ram
-from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, anonymous_bytes, proportional_bytes
+from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, proportional_bytes
 from loadtune.host.telemetry import Track
 
 MIB = 1 << 20
@@ -177,8 +177,12 @@ def test_what_workers_read_from_files_is_theirs_alone(world):
     assert seen == [None, 2000, None, 1000, None]
 
 
-@pytest.mark.parametrize("read", [anonymous_bytes, proportional_bytes])
-def test_objects_count_and_a_file_that_is_mapped_does_not(tmp_path: Path, read):
+@pytest.mark.parametrize("is_told", [True, False])
+def test_objects_count_and_a_file_that_is_mapped_does_not(tmp_path: Path, monkeypatch, is_told):
+    """Also where the kernel does not tell how many share a page."""
+    read = proportional_bytes
+    if not is_told:
+        monkeypatch.setattr(processes_module, "read_text", lambda file: "")
     (tmp_path / "samples").write_bytes(b"x" * 64 * MIB)
     with (tmp_path / "samples").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         before = read(os.getpid())
@@ -195,7 +199,7 @@ def guard_over(available, held):
     return RamGuard(
         1,
         ram=lambda: Ram(total_bytes=1000, limit_bytes=1000, available_bytes=next(ram)),
-        held=lambda pid, of: next(own),
+        held=lambda pid: next(own),
         now=lambda: next(moments),
     )
 

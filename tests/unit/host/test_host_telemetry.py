@@ -14,7 +14,7 @@ from loadtune.host.telemetry import LONGEST_PAUSE_S, MAX_SLICES, Record, Track, 
 from loadtune.records.facts import Device
 
 CPU = Device(kind="cpu", name="CPU")
-CORES, DUTY, MEMORY = "training_cpu_cores", "gpu_utilization_fraction", "training_rss_bytes"
+CORES, DUTY, MEMORY = "workers_cpu_cores", "gpu_utilization_fraction", "training_rss_bytes"
 
 
 class Scripted:
@@ -66,7 +66,7 @@ def test_a_probe_that_always_fails_leaves_reasons_and_a_thread_that_lives_until_
         assert all(looks.acquire(timeout=30.0) for _ in range(4))
     assert threading.active_count() == before
     seen = sampler.between(0.0, time.monotonic())
-    assert (seen.training_cpu_cores, seen.training_rss_bytes) == (None, 5)
+    assert (seen.workers_cpu_cores, seen.training_rss_bytes) == (None, 5)
     assert seen.missing == {CORES: "division by zero", DUTY: "division by zero"}
 
 
@@ -101,7 +101,7 @@ def seen(start_s, end_s, reading_s=(), **figures):
 def test_means_weigh_readings_with_the_time_they_stand_for_and_peaks_are_of_the_span_alone():
     cores = [(0.0, 999.0), (9.0, 100.0), (10.0, 200.0)]
     spans = ((0.0, 10.0), (8.0, 9.5), (9.5, 20.0))  # of the last one, what comes later is not known
-    means = [seen(*span, training_cpu_cores=cores).training_cpu_cores for span in spans]
+    means = [seen(*span, workers_cpu_cores=cores).workers_cpu_cores for span in spans]
     assert means == pytest.approx([110.0, 400 / 3, 200.0])
     readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
     peaks = [seen(*span, training_rss_bytes=readings).training_rss_bytes for span in ((0.5, 1.5), (1.2, 1.8))]

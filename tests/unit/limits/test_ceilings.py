@@ -35,7 +35,6 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
     ceiling = MemoryProbe(Untold(surface), RECIPE, {"dataset": 10**6}).verify()
     assert 90 <= ceiling.batch_size <= 100
     assert ceiling.safe_batch_size < ceiling.batch_size
-    assert ceiling.bytes_per_sample is None
 
 
 class FailsFrom(FakeTraining):

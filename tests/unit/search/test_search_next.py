@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fakes import Surface
+from study_rig import trial
 
 from loadtune.model.fit import points_at
 from loadtune.model.resources import Job
@@ -35,6 +36,18 @@ def test_a_baseline_that_cannot_run_is_not_tried() -> None:
     assert "was tried" in Search(job=JOB, space=SPACE, yours=BASELINE, feasible=lambda configs: []).next()
 
 
+def test_beside_what_keeps_the_device_busy_stands_what_is_as_good_and_leaves_it_headroom() -> None:
+    recipes = {"fp32": Recipe(), "bf16": Recipe(precision="bf16")}
+    space = replace(SPACE, num_workers=(8,), recipes=recipes, ceilings=dict.fromkeys(recipes, 256))
+    compute = {"fp32": ((256.0, 1 / 2670),), "bf16": ((256.0, 1 / 3700),)}
+    search = Search(job=replace(JOB, sample_s=1 / 400, sample_cpu_s=1 / 400, compute=compute), space=space, yours=None)
+    search.trials += [trial(0, 2500.0, each) for each in space.modelled() if each.batch_size == 256]
+    found = {each.precision: each for each in search.ranked()}
+    assert search.roomiest([found["fp32"]]).precision == "bf16"
+    assert search.roomiest([*found.values()]) is None
+    assert Search(job=replace(search.job, on_gpu=False), space=space, yours=None).compute_rates([*found.values()]) == {}
+
+
 def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_tried() -> None:
     sizes = tuple(64 * step for step in range(1, 30)) + tuple(20_000 * step for step in range(1, 30))
     space = replace(
@@ -46,7 +59,7 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     found = Search(job=job, space=space, yours=baseline, left_s=lambda: 80.0)
     window = Window(start_s=0.0, seconds=10.0, num_steps=18, num_samples=1170, wait_s=7.3)
     slow = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
-    found.trials.append(Trial(number=0, config=baseline, origin="yours", measurement=slow))
+    found.trials.append(Trial(number=0, config=baseline, measurement=slow))
     asked, configs = found.next(), list(space.modelled())
     rates = found.model().mean(points_at([baseline, *configs], job))
     faster = [config for config, rate in zip(configs, rates[1:], strict=True) if rate > rates[0]]

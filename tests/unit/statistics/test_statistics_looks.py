@@ -3,6 +3,8 @@
 import math
 import random
 
+import pytest
+
 from loadtune.statistics.interval import Interval
 from loadtune.statistics.looks import DRIFT, LOOKS, bracket, ratio
 
@@ -13,6 +15,15 @@ def test_looks_at_planned_numbers_of_blocks_share_one_error() -> None:
     assert shared.low < one.low < one.value == shared.value < one.high < shared.high
     assert ratio(old, [0.8]) == Interval(value=0.8), "one block says nothing of its spread"
     assert ratio([1.0] * 4, [1.0 - DRIFT] * 4).holds(1.0), "a machine drifts although its blocks are steady"
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.02, 0.02), (0.02, 0.06), (0.06, 0.02)])
+def test_one_look_holds_the_truth_as_often_as_it_says_where_one_side_is_noisier(before: float, after: float) -> None:
+    chance, held = random.Random(3), 0
+    for _ in range(400):
+        old, new = ([s * math.exp(chance.gauss(0, sd)) for _ in range(4)] for s, sd in ((1.0, before), (0.8, after)))
+        held += ratio(old, new, num_looks=1).holds(0.8) is True
+    assert held >= 0.94 * 400
 
 
 def test_blocks_that_differ_by_a_neighbour_alone_are_seldom_called_different() -> None:

@@ -55,16 +55,15 @@ def run(
     [
         ("copy_s", SLOW_S, QUICK_S, 0.0),
         ("compute_s", QUICK_S, SLOW_S, 0.0),
-        ("idle_s", QUICK_S, QUICK_S, SLOW_S / 2),  # two samples a batch
+        ("wait_s", QUICK_S, QUICK_S, SLOW_S / 2),  # two samples a batch
     ],
 )
 def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, step_s: float, sample_s: float) -> None:
     (window,) = run(SleepingTrainer(copy_s, step_s), Sleeping(sample_s), num_workers=0, num_windows=1)
-    parts = {part: getattr(window, part) for part in ("copy_s", "compute_s", "idle_s")}
+    parts = {part: getattr(window, part) for part in ("copy_s", "compute_s", "wait_s")}
     assert max(parts, key=lambda part: parts[part]) == slow
     assert parts[slow] > 0.9 * window.num_steps * SLOW_S  # a sleep never ends early
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
-    assert (window.wait_s > window.seconds / 2) == (slow == "idle_s")
 
 
 def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_steps() -> None:
@@ -162,29 +161,24 @@ class FakeEvent:
 
 
 @pytest.mark.parametrize(
-    ("wait", "copy", "compute", "idle"),
+    ("wait", "copy", "compute"),
     [
-        (0.001, 0.01, 0.04, 0.001),  # the host runs ahead: only before the first step the device has nothing to do
-        (0.1, 0.01, 0.04, 0.1 + 9 * (0.1 - 0.05)),  # the loader is the wall: its wait, less what the device still did
-        (0.001, 0.04, 0.01, 0.001),
+        (0.001, 0.01, 0.04),  # the host runs ahead
+        (0.1, 0.01, 0.04),  # the loader is the bottleneck
+        (0.001, 0.04, 0.01),
     ],
 )
-def test_parts_are_the_devices_own_and_add_up_to_the_window(
-    monkeypatch: pytest.MonkeyPatch, wait: float, copy: float, compute: float, idle: float
-) -> None:
+def test_parts_are_the_devices_own(monkeypatch: pytest.MonkeyPatch, wait: float, copy: float, compute: float) -> None:
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: None)  # torch without CUDA has none
     device = FakeDevice()
     marks = Marks(device)
     for _ in range(10):
         device.host_s += wait
-        marks.end("idle_s")
+        marks.end("idle")
         device.launch(copy)
         marks.end("copy_s")
         device.launch(compute)
         marks.end("compute_s")
     device.synchronize()
     parts = marks.cut()
-    assert parts["copy_s"] == pytest.approx(10 * copy)
-    assert parts["compute_s"] == pytest.approx(10 * compute)
-    assert parts["idle_s"] == pytest.approx(idle)
-    assert sum(parts.values()) == pytest.approx(device.host_s)
+    assert parts == pytest.approx({"copy_s": 10 * copy, "compute_s": 10 * compute})

@@ -10,7 +10,7 @@ import pytest
 from loadtune.records.config import Recipe, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrialFailure
-from loadtune.training import TrainingClient
+from loadtune.training.client import TrainingClient
 from loadtune.training.protocol import Answer
 
 

@@ -8,7 +8,7 @@ import pytest
 import torchvision
 from PIL import Image
 
-from loadtune.changes.datasets import steps_of
+from loadtune.changes.transforms import steps_of
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
@@ -81,12 +81,13 @@ def test_own_dataset_and_model_are_built_and_examined_without_torchvision():
     code = """
 import sys; sys.modules["torchvision"] = None
 import loadtune.training.session, loadtune.footprint.estimate
+from loadtune.changes.way import Way
 from loadtune.changes import REMEDIES, NotApplicableError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
 workload = build_workload(WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear"))
 try:
-    REMEDIES["batched_fetch"].apply(workload)
+    REMEDIES["batched_fetch"].apply(Way(loader=workload.loader, indices=workload.epoch.indices))
 except NotApplicableError as refused:
     print(refused)
 """

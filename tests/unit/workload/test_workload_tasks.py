@@ -61,8 +61,8 @@ def test_labels_of_positions_may_be_ignored_those_of_samples_not():
 def test_other_targets_need_a_loss(target):
     samples = [(torch.zeros(2), target)] * 2
     with pytest.raises(WorkloadError, match="give a loss function"):
-        check_targets(workload_of(samples), make_batch(workload_of(samples), samples), samples[0])
-    assert make_batch(workload_of(samples), samples)[1].dtype != torch.long
+        check_targets(workload_of(samples), make_batch(workload_of(samples).loader, samples), samples[0])
+    assert make_batch(workload_of(samples).loader, samples)[1].dtype != torch.long
 
 
 def test_a_function_that_makes_an_optimizer_takes_the_parameters_or_the_model():

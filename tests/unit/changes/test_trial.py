@@ -1,4 +1,4 @@
-"""What the training process says of a remedy before it is tried: refused and why, bytes, difference, lines."""
+"""What loading some samples with a change and without it tells: refused and why, bytes, values, lines."""
 
 import re
 import sys
@@ -8,28 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from loop_rig import LINE
-from remedy_rig import delivered, fake_images, image_folder
+from remedy_rig import delivered, fake_images, image_folder, job_with, way_of
 from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
+from torchvision.transforms import functional
 from workload_rig import workload_of
 
-from loadtune.changes import REMEDIES, Remedy, Situation
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.changes import REMEDIES, Remedy, Situation, trial
+from loadtune.changes.trial import Ways, examine
+from loadtune.changes.way import Way
+from loadtune.records.config import TrialConfig
 from loadtune.records.result import Examined
-from loadtune.training import remedied
-from loadtune.training.remedied import RemediedJobs
 from loadtune.workload.build import Workload
 
-DEVICE = torch.device("cpu")
 MEAN = (0.485, 0.456, 0.406)
-SAME = "none (samples are equal to the last bit)"
+SAME = "are equal to the last bit"
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remedied, "num_examined", lambda sample_s: 8)
+    monkeypatch.setattr(trial, "num_examined", lambda sample_s: 8)
 
 
 def images() -> Workload:
@@ -37,14 +36,16 @@ def images() -> Workload:
     return workload_of(fake_images(transform))
 
 
-def config(*names: str) -> TrialConfig:
-    return TrialConfig(loader=LoaderConfig(batch_size=4), recipe=Recipe(), remedies=names)
-
-
 def examined(job: Workload, name: str, *before: str) -> Examined:
-    (seen,) = RemediedJobs(job, DEVICE, LINE).examine(config(*before), (name,))
+    seen = examine(Ways(way_of(job)), before, name)
     assert seen.name == name
     return seen
+
+
+def text(seen: Examined) -> str:
+    assert seen.refused is None
+    assert seen.values is not None
+    return seen.values.text
 
 
 def test_fewer_bytes_are_sent_of_an_augmented_dataset_too() -> None:
@@ -56,7 +57,7 @@ def test_fewer_bytes_are_sent_of_an_augmented_dataset_too() -> None:
     label_bytes, pixels = 8, 3 * 24 * 24
     assert seen.before.sample_bytes == 4 * pixels + label_bytes
     assert seen.after.sample_bytes == pixels + label_bytes
-    assert seen.difference == SAME
+    assert SAME in text(seen)
     assert "s.float()" in seen.code
     for loading in (seen.before, seen.after):
         assert 0 < loading.sample_cpu_s <= loading.sample_s
@@ -73,12 +74,12 @@ class Broken(Remedy):
     def offer(self, situation: Situation) -> TrialConfig | None:
         return situation.config
 
-    def apply(self, workload: Workload) -> Workload:
+    def apply(self, way: Way) -> Way:
         if self.method == "apply":
             raise RuntimeError("no such file\nand more")
-        return workload
+        return way
 
-    def own_code(self, workload: Workload) -> str:
+    def own_code(self, before: Way, after: Way, *, is_whole: bool = True) -> str:
         return str(1 / 0) if self.method == "own_code" else ""
 
 
@@ -87,8 +88,7 @@ def test_a_remedy_that_fails_is_refused_and_ends_nothing(
     method: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REMEDIES, "broken", Broken(method))
-    jobs = RemediedJobs(images(), DEVICE, LINE)
-    broken, other = jobs.examine(config(), ("broken", "uint8_transfer"))
+    broken, other = (examined(images(), name) for name in ("broken", "uint8_transfer"))
     assert broken.refused is not None
     assert broken.refused.startswith(f"it could not be applied: {reason}")
     assert "and more" not in broken.refused
@@ -102,9 +102,9 @@ class Spoiling(Broken):
         super().__init__("none")
         self.spoil = spoil
 
-    def apply(self, workload: Workload) -> Workload:
-        inputs, targets = workload.dataset.tensors
-        return workload_of(TensorDataset(self.spoil(inputs.clone()), targets))
+    def apply(self, way: Way) -> Way:
+        inputs, targets = way.loader.dataset.tensors
+        return way.with_parts(dataset=TensorDataset(self.spoil(inputs.clone()), targets))
 
 
 def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Examined:
@@ -114,7 +114,7 @@ def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -
 
 SPOILED: list[tuple[Any, str]] = [
     (torch.Tensor.double, "float64"),
-    (lambda inputs: inputs[:, :2], "(8, 2)"),
+    (lambda inputs: inputs[:, :2], "(1, 2)"),
     *((lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), "finite") for value in (NAN, INF)),
 ]
 
@@ -131,9 +131,16 @@ def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: p
         inputs[:, 0] += 0.5
         return inputs
 
-    seen = spoiled(first_column, torch.ones(4, 3), monkeypatch)
-    # 3 inputs and 1 target a sample
-    assert seen.difference == "values of 8 samples differ by at most 0.5, on average by 0.12"
+    wide = torch.tensor([[-30.0, 0.0, 30.0]] * 4)
+    assert text(spoiled(first_column, wide, monkeypatch)).startswith(
+        "values of 8 samples differ by at most 0.5, on average by 0.17;"
+    )
+    assert "samples would be other ones" in (spoiled(first_column, wide / 30, monkeypatch).refused or "")
+
+
+def test_integers_that_change_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spoiled(lambda inputs: inputs + 1, torch.arange(12).view(4, 3), monkeypatch)
+    assert "integers" in (seen.refused or "")
 
 
 @pytest.mark.parametrize("kept", ["uint8_transfer", "opencv_threads"])
@@ -144,12 +151,10 @@ def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(
     monkeypatch.setitem(sys.modules, "cv2", threads)
     names = ("uint8_transfer", "opencv_threads")
     (other,) = set(names) - {kept}
-    seen, jobs = examined(images(), other, kept), RemediedJobs(images(), DEVICE, LINE)
-    assert seen.refused is None
-    assert seen.difference == SAME
-    assert delivered(jobs.job(names))[0].dtype == torch.uint8
-    assert jobs.job(names).loader.worker_init_fn is not None
-    assert jobs.job(names) is jobs.job(names), "made once"
+    assert SAME in text(examined(images(), other, kept))
+    both = job_with(images(), *names)
+    assert delivered(both)[0].dtype == torch.uint8
+    assert both.loader.worker_init_fn is not None
 
 
 @pytest.mark.parametrize("kept", [(), ("uint8_transfer",)])
@@ -157,6 +162,12 @@ def test_a_reduced_image_is_compared_with_the_same_part_of_the_whole_one(kept: t
     """A random crop of a smaller image is another one: a difference of samples would tell nothing of decoding."""
     transform = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
     seen = examined(workload_of(image_folder(tmp_path, transform, pixels=256)), "draft_decoding", *kept)
-    assert seen.refused is None
-    (largest,) = re.findall(r"differ by at most (\S+), on", seen.difference or "")
+    (largest,) = re.findall(r"differ by at most (\S+), on", text(seen))
     assert 0.0 < float(largest) < 0.06, "values are between 0 and 1"
+
+
+def test_a_dataset_that_fails_with_a_change_is_not_called_wrong(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path, lambda image: functional.to_tensor(image)[:, : image.size[0]])
+    refused = examined(workload_of(folder), "tensor_decoding").refused or ""
+    assert "TypeError" in refused
+    assert "Correct the dataset" not in refused

@@ -1,0 +1,308 @@
+"""The one way to try a change: on the user's own samples, in turn with the samples as they are. Needs torch.
+
+Samples are loaded in a process that trains nothing, with one thread, as a worker has. What a change saves is told with
+its interval; what it does to values is compared under equal random states, and on images whose content is known.
+"""
+
+import copy
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from loadtune.changes.changed import few_of
+from loadtune.changes.others import Opens
+from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
+from loadtune.changes.way import Way
+from loadtune.host.processes import scheduled_s
+from loadtune.records.result import Examined, Loading, Values
+from loadtune.statistics.interval import Interval, around_ratio, t
+from loadtune.workload.batches import Batch, num_bytes, tensors_of
+from loadtune.workload.user_code import last_line
+
+NUM_ROUNDS = 3
+"""Times that all samples are loaded with and without the change, in turn."""
+
+NUM_PARTS = 8
+"""Batches that the samples are loaded in; with and without the change each is loaded in turn."""
+
+PART_S = 0.0125
+"""They are as large as those of the job, if they load in about so many seconds at the most."""
+
+CLEAR = 1.1
+"""Upper ÷ lower limit of what is saved, from which on no other round begins."""
+
+ENOUGH_S = 1.5
+"""After so many seconds of loading with a change, no other round begins."""
+
+WORTH = 1.1
+"""Times as cheap that loading has to be for sure where a change is offered to a running training."""
+
+Ready = Callable[[Way, Batch], tuple[Batch, float]]
+"""(A batch as it is trained on, on whatever device; seconds of what the way does with it there)."""
+
+
+class Ways:
+    """The way with any changes; each combination is made once."""
+
+    def __init__(self, way: Way) -> None:
+        self._made: dict[tuple[str, ...], Way] = {(): way}
+
+    def way(self, names: Sequence[str]) -> Way:
+        """Raises NotApplicableError."""
+        names = tuple(names)
+        if names not in self._made:
+            self._made[names] = REMEDIES[names[-1]].apply(self.way(names[:-1]))
+        return self._made[names]
+
+
+def on_cpu(way: Way, batch: Batch) -> tuple[Batch, float]:
+    for change in way.on_device:
+        batch = change(batch)
+    return batch, 0.0
+
+
+def examine(
+    ways: Ways,
+    before: Sequence[str],
+    name: str,
+    *,
+    batch_size: int = 1,
+    ready: Ready = on_cpu,
+    pulse: Callable[[], None] = lambda: None,
+) -> Examined:
+    """A change on top of those before it. ``batch_size``: of the job, for batches that are not too small to time."""
+    remedy = REMEDIES[name]
+    pulse()
+    try:
+        one = ways.way(in_order(before))
+        if remedy.loads and (one.loader.batches_are_ready or one.loader.is_iterable or not len(one.indices)):
+            return Examined(name=name, refused="its samples are not read one by one, by their indices")
+        other = ways.way(in_order((*before, name)))
+        found = _Trial(remedy, one, other, batch_size, ready, pulse).run() if remedy.loads else {}
+        is_whole = remedy.loads and _pastes(ways, (*in_order(before), name))
+        return Examined(name=name, code=remedy.own_code(one, other, is_whole=is_whole), **found)
+    except NotApplicableError as error:
+        return Examined(name=name, refused=str(error))
+    except Exception as error:  # what is wrong with one change is no end of the run
+        # Its cause: a WorkloadError gives advice for a dataset that is loaded as it is.
+        return Examined(name=name, refused=f"it could not be applied: {last_line(error.__cause__ or error)}")
+
+
+def _pastes(ways: Ways, names: tuple[str, ...]) -> bool:
+    """Whether the lines of these changes, run one after the other for a copy of the dataset, do what was tried."""
+    way, defined = ways.way(in_order(names)), {"dataset": copy.copy(ways.way(()).users_dataset)}
+    try:
+        for at, name in enumerate(names):
+            parts = [ways.way(in_order(names[:num])) for num in (at, at + 1)]
+            lines = REMEDIES[name].own_code(parts[0], parts[1])
+            of_dataset = lines.partition("# once, before")[0].partition("# in the training loop")[0]
+            exec(of_dataset, defined)  # noqa: S102 - lines of our own
+        pasted, opens = way.with_parts(dataset=defined["dataset"]), Opens()
+        watched = pasted.with_how(others=(opens,))
+        few, batches = few_of(way.indices, FEWEST_EXAMINED), []
+        if keeps := REMEDIES[names[-1]].keeps:
+            pasted.load(few)
+        opens_none = keeps or (way.how.tensors and not way.how.others)
+        for each in (way, watched if opens_none else pasted):
+            _seed(0)
+            batches.append(each.load(few))
+        apart = _Differences()
+        apart.add(*batches)
+        return not opens.num and apart.farthest <= 1e-4
+    except Exception:  # of lines that are to be completed, or of a transform that takes no tensors
+        return False
+
+
+def stacked(way: Way, is_over: Callable[[], bool]) -> Iterator[Examined]:
+    """Changes of loading, the one that saves most first, each tried on top of those before it and `WORTH` offering.
+    Ends early where ``is_over()``."""
+    ways, names = Ways(way), list[str]()
+    # The lines of the others depend on settings that are not known here.
+    waiting = [name for name, each in REMEDIES.items() if each.loads and type(each).code is Remedy.code]
+    while waiting:
+        able, seen = list[str](), list[Examined]()
+        for name in waiting:
+            if is_over():
+                return
+            each = examine(ways, names, name, batch_size=way.loader.batch_size or 1)
+            able += [name] if each.refused is None else []  # one that saves little may save more on top of another
+            seen += [each] if each.cheaper is not None and (each.cheaper.low or 0.0) >= WORTH else []
+        if not seen:
+            return
+        best = max(seen, key=lambda each: (not REMEDIES[each.name].keeps, each.cheaper.value if each.cheaper else 0.0))
+        yield best
+        names.append(best.name)
+        waiting = [name for name in able if name != best.name]
+
+
+class _Trial:
+    def __init__(
+        self, remedy: Remedy, before: Way, after: Way, batch_size: int, ready: Ready, pulse: Callable[[], None]
+    ) -> None:
+        self._remedy, self._before, self._after = remedy, before, after
+        self._compared = remedy.compared(before, after)
+        self._batch_size, self._ready, self._pulse = batch_size, ready, pulse
+
+    def run(self) -> dict[str, Any]:
+        """Under the names that `Examined` has for them. Raises NotApplicableError."""
+        before, after = self._before, self._after
+        self._remedy.check(before, after)
+        # Files open and modules load meanwhile: the first times are longer.
+        few = self._drawn(1, FEWEST_EXAMINED)[0]
+        first_s = [self._load(before, nullcontext(), few, 0)[1].wall_s for _ in range(2)]
+        self._load(after, self._remedy.loading(), few, 0)
+        sample_s = min(first_s) / len(few)
+        size = max(1, num_examined(sample_s) // NUM_PARTS, min(self._batch_size, int(PART_S / sample_s)))
+        parts = self._drawn(NUM_PARTS, size)
+        plain, changed = list[list[_Took]](), list[list[_Took]]()
+        values, begun, first = _Differences(), time.monotonic(), [Any, Any]
+        while len(plain) < NUM_ROUNDS and time.monotonic() - begun <= 2 * ENOUGH_S:
+            if plain and _is_clear(_cheaper(plain, changed)):
+                break
+            plain.append([])
+            changed.append([])
+            for number, indices in enumerate(parts):
+                one, took = self._load(before, nullcontext(), indices, number)
+                plain[-1].append(took)
+                other, took = self._load(after, self._remedy.loading(), indices, number)
+                changed[-1].append(took)
+                if len(plain) == 1:
+                    values.add(*self._trained_on(one, other, indices, number))
+                    first = [one, other]
+        told = values.found(size * len(parts))
+        if values.farthest > self._remedy.farthest:
+            raise NotApplicableError(f"samples would be other ones: their {told.text}")
+        prepared = [self._ready(way, batch)[1] for way, batch in zip((before, after), first, strict=True)]
+        return {
+            "before": _loading(plain, size, num_bytes(first[0]) / size, prepared[0] / size),
+            "after": _loading(changed, size, num_bytes(first[1]) / size, prepared[1] / size),
+            "cheaper": _cheaper(plain, changed),
+            "values": told,
+        }
+
+    def _drawn(self, num: int, size: int) -> list[list[Any]]:
+        """So many batches of samples that are spread over the whole data set: always the same ones."""
+        few = few_of(self._after.indices, num * size)
+        return [[few[each % len(few)] for each in range(begin, begin + size)] for begin in range(0, num * size, size)]
+
+    def _trained_on(self, one: Batch, other: Batch, indices: Sequence[Any], number: int) -> tuple[Batch, Batch]:
+        """Both batches as they are trained on."""
+        before, after = self._compared
+        if before is not self._before:
+            one, other = (self._load(way, nullcontext(), indices, number)[0] for way in self._compared)
+        if number == 0:
+            again = _Differences()
+            again.add(one, self._load(before, nullcontext(), indices, number)[0])
+            if again.most:
+                raise NotApplicableError("the same sample, loaded twice by the same random state, has other values")
+        return self._ready(before, one)[0], self._ready(after, other)[0]
+
+    def _load(
+        self, way: Way, loading: AbstractContextManager[None], indices: Sequence[Any], number: int
+    ) -> tuple[Batch, "_Took"]:
+        """A batch as a worker makes it. A number gives the same augmentation."""
+        self._pulse()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as DataLoader has it in each worker
+        try:
+            with loading:
+                _seed(number)
+                before = _Took.now()
+                batch = way.load(indices)
+                return batch, _Took.now().since(before)
+        finally:
+            torch.set_num_threads(threads)
+
+
+class _Took:
+    """Seconds of loading a batch."""
+
+    def __init__(self, wall_s: float, cpu_s: float) -> None:
+        self.wall_s, self.cpu_s = wall_s, cpu_s
+
+    @classmethod
+    def now(cls) -> "_Took":
+        """``wall_s``: without the time in which this thread waited for a core. ``cpu_s``: of this process and of its
+        children that ended, so that a decoder of its own does not make a sample one that waits for storage."""
+        queued_s = scheduled_s(["thread-self"])[1]
+        return cls(time.monotonic() - queued_s, time.process_time() + sum(os.times()[2:4]))
+
+    def since(self, before: "_Took") -> "_Took":
+        cpu_s = max(1e-9, self.cpu_s - before.cpu_s)
+        return _Took(max(cpu_s, self.wall_s - before.wall_s), cpu_s)
+
+
+def _seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def _loading(rounds: Sequence[Sequence[_Took]], size: int, sample_bytes: float, prepare_s: float) -> Loading:
+    """Each part by its quickest round: other load on the machine only slows."""
+    num = size * len(rounds[0])
+    cpu_s = math.fsum(min(each.cpu_s for each in part) for part in zip(*rounds, strict=True)) / num
+    wall_s = math.fsum(min(each.wall_s for each in part) for part in zip(*rounds, strict=True)) / num
+    sample_s = max(cpu_s, wall_s)
+    return Loading(sample_s=sample_s, sample_cpu_s=cpu_s, sample_bytes=max(1.0, sample_bytes), prepare_s=prepare_s)
+
+
+def _cheaper(before: Sequence[Sequence[_Took]], after: Sequence[Sequence[_Took]]) -> Interval:
+    """CPU seconds before ÷ after: the mean over parts, each by its quickest round."""
+    logs = [
+        math.log(min(each.cpu_s for each in one) / min(each.cpu_s for each in other))
+        for one, other in zip(zip(*before, strict=True), zip(*after, strict=True), strict=True)
+    ]
+    half_width = t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return around_ratio(math.exp(statistics.fmean(logs)), half_width)
+
+
+def _is_clear(cheaper: Interval) -> bool:
+    return cheaper.low is not None and cheaper.high is not None and cheaper.high / cheaper.low <= CLEAR
+
+
+class _Differences:
+    """Of values that are trained on, over all parts."""
+
+    def __init__(self) -> None:
+        self.most = self.farthest = self._sum = self._spread = 0.0
+        """Largest difference of two values; and largest mean difference in a tensor of a batch ÷ the values' standard
+        deviation there."""
+        self._num = 0
+
+    def add(self, one: Batch, other: Batch) -> None:
+        """Raises NotApplicableError where batches are of another kind."""
+        ours, theirs = list(tensors_of(one)), list(tensors_of(other))
+        if len(ours) != len(theirs):
+            raise NotApplicableError(f"a batch would hold {len(theirs)} tensors instead of {len(ours)}")
+        for before, after in zip(ours, theirs, strict=True):
+            if before.shape != after.shape or before.dtype != after.dtype:
+                raise NotApplicableError(
+                    f"a batch would hold {after.dtype} of {tuple(after.shape)} instead of {before.dtype} of "
+                    f"{tuple(before.shape)}"
+                )
+            same = (before == after) | (before.isnan() & after.isnan())
+            if not (before.is_floating_point() or before.dtype == torch.uint8):
+                if not same.all():
+                    raise NotApplicableError("some integers of a sample would have other values")
+                continue
+            apart = torch.where(same, 0.0, (before.double() - after.double()).abs())
+            if not apart.isfinite().all():
+                raise NotApplicableError("some values of a sample would not be finite")
+            self.most = max(self.most, float(apart.max()) if apart.numel() else 0.0)
+            self._sum, self._num = self._sum + float(apart.sum()), self._num + apart.numel()
+            spread = float(before.double().nan_to_num().std()) if before.numel() > 1 else 0.0
+            self._spread = max(self._spread, spread)
+            if apart.any():
+                self.farthest = max(self.farthest, float(apart.mean()) / max(1e-12, spread))
+
+    def found(self, num_samples: int) -> Values:
+        return Values(num_samples=num_samples, most=self.most, mean=self._sum / max(1, self._num), spread=self._spread)

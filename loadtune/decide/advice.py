@@ -1,0 +1,146 @@
+"""Whether changes of the code are tried beside a loop, when that ends, and what they would bring. Pure: no clock.
+
+The process beside the loop goes on in every second slice of time and is stopped in the others, so that the loop's rate
+with it and without it is measured on one machine at one time. A machine that drifts changes both.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Literal
+
+from loadtune.model.workers import Loop, Work, batch_s
+from loadtune.records.loading import TriedChange
+from loadtune.statistics.looks import BLOCK_S
+
+MISSED = 0.01
+"""Share of the loop's rate that the process beside it may take."""
+FEWEST_PAIRS = 4
+"""Pairs of slices at the first look at the rates; each later one comes at twice as many. Each has the interval of a
+single look: stopping without need costs an advice, going on costs the training."""
+_T = {4: 3.18, 8: 2.36, 16: 2.13, 32: 2.04}
+"""Half the width of a 95% interval in standard errors, by the number of pairs. Importing scipy, which knows it, would
+hold up the loop."""
+MOST_S = 600.0
+"""Seconds after which the process beside the loop is ended, whatever it got to do."""
+UNTIL_TUNED_S = 60.0
+"""The same where the script ends then."""
+TELLS = 1.05
+"""Predicted gain from which on something is said; and of loading with half the CPU time, from which on it is tried."""
+
+Do = Literal["nothing", "begin", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known when it is asked."""
+
+    is_settled: bool
+    """Whether the loop is at rest and nothing is being tried."""
+    hoped: float = 1.0
+    """Times as fast as the loop would be if loading took half the CPU time: 1 where the step is the bottleneck."""
+    refusal: str | None = None
+    """Why no other process may read the dataset. None: it may."""
+    ran_s: float | None = None
+    """Seconds since the process was started. None: there is none."""
+    may_run_s: float = MOST_S
+    rates: Sequence[float] = ()
+    """The loop's rate with the process ÷ its rate without it, of each pair of slices, where there is a new one."""
+
+
+def next_step(seen: Seen) -> tuple[Do, str | None]:
+    """What is to be done, and why nothing is tried, or no more."""
+    if seen.ran_s is not None:
+        if not seen.is_settled:
+            return "stop", "the loop changed, or another loader was being tuned"
+        if is_missed(seen.rates):
+            return "stop", f"it slowed the training by more than {MISSED:.0%}"
+        return ("stop", "it took too long") if seen.ran_s > seen.may_run_s else ("nothing", None)
+    if not seen.is_settled or seen.hoped < TELLS:
+        return "nothing", None
+    return ("nothing", seen.refusal) if seen.refusal else ("begin", None)
+
+
+def is_missed(rates: Sequence[float]) -> bool:
+    """Whether the loop is slower with the process beside it, beyond what noise explains."""
+    looks = math.log2(len(rates) / FEWEST_PAIRS) if rates else -1.0
+    if looks < 0 or looks % 1 > 0:
+        return False
+    logs = [math.log(rate) for rate in rates]
+    half_width = _T.get(len(logs), 2.0) * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(fmean(logs) + half_width) < 1 - MISSED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRest:
+    """The loop before anything ran beside it."""
+
+    work: Work
+    loop: Loop
+    num_workers: int
+    batch_size: int
+    total_s: float
+    """Seconds of a step."""
+    waiting: float
+    """Share of the time that it waits."""
+
+    def faster(self, saved_s: float) -> float:
+        """Times as fast as it would be if loading a batch took so many CPU seconds less: at most what ends all waiting.
+        What loading waits for, such as a disk, stays."""
+        work = self.work
+        wall_s = min(saved_s, saved_s * work.load_s / max(1e-9, work.cpu_s))  # less where loading has several threads
+        cheaper = replace(work, cpu_s=work.cpu_s - saved_s, load_s=work.load_s - wall_s)
+        times = [batch_s(each, self.loop, self.num_workers) for each in (work, cheaper)]
+        return min(times[0] / times[1], 1 / max(1e-3, 1 - self.waiting))
+
+    def hoped(self) -> float:
+        return self.faster(self.work.cpu_s / 2)
+
+    def gain(self, tried: Sequence[TriedChange]) -> float:
+        """Of changes that were tried: CPU time that was not seen in a sample, as that of handing over, stays. The
+        process that tries seldom gets a core, so its wall time tells nothing."""
+        seen_s = min(self.work.cpu_s, tried[0].before_cpu_s * self.batch_size)
+        return self.faster(seen_s * (1 - math.prod(each.after_cpu_s / each.before_cpu_s for each in tried)))
+
+
+@dataclass(slots=True)
+class Slices:
+    """Steps of the loop by slices of time: of each pair the first without the process beside it, the second with it."""
+
+    slice_s: float
+    lag_s: float
+    """Seconds after which a step shows what runs beside it: those in which a worker makes a batch."""
+    rates: list[float] = field(default_factory=list)
+    """With it ÷ without it, of each pair."""
+    _now: int = -1
+    _num: int = 0
+    _seconds: float = 0.0
+    _alone: tuple[int, float] = (-1, 0.0)
+    """The last slice without it, and its seconds a step."""
+
+    @classmethod
+    def of(cls, total_s: float, num_workers: int) -> "Slices":
+        """``total_s``: seconds of a step."""
+        lag_s = max(1, num_workers) * total_s
+        return cls(max(2 * BLOCK_S, 4 * lag_s), lag_s)
+
+    def add(self, ended_s: float, seconds: float) -> bool:
+        """A step of the loop. Whether a pair became complete with it. ``ended_s``: by the monotonic clock."""
+        number, is_new = int(ended_s / self.slice_s), False
+        if number != self._now:
+            mean_s = self._seconds / self._num if self._num else 0.0
+            if mean_s and is_on(self._now) and self._alone[0] == self._now - 1:
+                self.rates.append(self._alone[1] / mean_s)
+                is_new = True
+            if mean_s and not is_on(self._now):
+                self._alone = self._now, mean_s
+            self._now, self._num, self._seconds = number, 0, 0.0
+        if ended_s - seconds - self.lag_s >= number * self.slice_s:
+            self._num, self._seconds = self._num + 1, self._seconds + seconds
+        return is_new
+
+
+def is_on(number: int) -> bool:
+    """Whether the process beside the loop goes on in the slice of this number."""
+    return number % 2 == 1

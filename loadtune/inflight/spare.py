@@ -1,0 +1,205 @@
+"""Changes of the user's code, tried on the user's samples in processes beside the training, which they never harm.
+
+The *keeper* is started as the loader's workers are. It runs nothing of the user's but what unpickles the dataset. It
+forks the process that *tries*, stops it in every second slice of time (`loadtune.decide.advice.Slices`), and ends it
+when its time is over, the training is gone or the training says so. The other has the lowest priority, sees itself as a
+worker of the loader, prints nowhere, and sends what it finds through a pipe. If it crashes or hangs, only the keeper
+notices. Signals of stopping and going on reach the keeper, not the training.
+"""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from loadtune.decide.advice import MOST_S, is_on
+from loadtune.records.loading import TriedChange
+from loadtune.stream import torch_private as private
+from loadtune.stream.shm_cleanup import is_alive, remove_segments
+
+MOST_CPU_S = 60.0
+"""CPU seconds that trying may take."""
+_END_S = 10
+"""CPU seconds after that until the kernel ends it."""
+_SET_PDEATHSIG = 1  # of prctl
+
+
+class Spare:
+    """The training's side: `poll` it in each step. Raises nothing but what the start of a process raises."""
+
+    def __init__(self, context: Any, way: Any, num_workers: int, slice_s: float) -> None:
+        """``way``: `loadtune.changes.way.Way`. ``context``: of multiprocessing. None: torch's."""
+        context = context or torch.multiprocessing
+        self.found: list[TriedChange] = []
+        self.reason: str | None = None
+        """Why it ended early. None: it went to its end, or has not ended."""
+        self.begun_s, self._is_whole = time.monotonic(), False
+        self._results, self._writer = context.Pipe(duplex=False)
+        self._news = select.poll()  # of a connection's own poll a step would take ten times as long
+        self._news.register(self._results, select.POLLIN)
+        way = replace(way, loader=replace(way.loader, sampler=None, generator=None))  # of no use; may not pickle
+        given = (os.getpid(), way, num_workers, slice_s, self._writer)
+        self._process = context.Process(target=_keep, args=given, daemon=True, name="loadtune-spare")
+        self._thread: threading.Thread | None = None
+        if private.start_method(context) == "fork":
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the user's handlers stay here
+            try:
+                self._start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        else:  # pickling may take seconds; and the kernel takes the end of the thread that starts it for our end
+            self._thread = threading.Thread(target=self._stay, name="loadtune-spare", daemon=True)
+            self._thread.start()
+
+    def _start(self) -> None:
+        try:
+            self._process.start()
+        finally:
+            self._writer.close()
+
+    def _stay(self) -> None:
+        try:
+            self._start()
+            self._process.join()
+        except Exception as error:
+            self.reason = f"its process did not start ({type(error).__name__}: {error})"
+
+    def poll(self) -> bool:
+        """Take what was found, some microseconds. Whether it has ended."""
+        with suppress(EOFError, OSError):
+            while self._news.poll(0):
+                match self._results.recv():
+                    case TriedChange() as found:
+                        self.found.append(found)
+                    case reason:
+                        self.reason = None if reason is None else str(reason)
+                        self._is_whole = True
+            return False
+        if self._thread.is_alive() if self._thread is not None else self._process.is_alive():
+            return False
+        if not self._is_whole:
+            self.reason = self.reason or "its process ended"
+        return True
+
+    def stop(self) -> None:
+        """Without waiting for its end; `poll` tells that."""
+        with suppress(AttributeError, ValueError, OSError):  # not started, or ended
+            self._process.terminate()
+
+
+def _keep(training: int, way: Any, num_workers: int, slice_s: float, results: Any) -> None:
+    """The keeper, from its start to its end."""
+    for each in signal.valid_signals():
+        if callable(signal.getsignal(each)) or each == signal.SIGCHLD:
+            signal.signal(each, signal.SIG_DFL)
+    heeded = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+    signal.pthread_sigmask(signal.SIG_SETMASK, heeded)
+    _end_with_parent(signal.SIGTERM)
+    _silence()
+    keeper, deadline, is_stopped = os.getpid(), time.monotonic() + MOST_S, False
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)  # with whatever the dataset starts
+            _end_with_parent(signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if os.getppid() == keeper:
+                _try(way, num_workers, results)
+        finally:
+            os._exit(0)
+    with suppress(OSError):
+        os.setpgid(pid, pid)  # whoever comes first
+    try:
+        results.close()
+        while (now := time.monotonic()) < deadline and is_alive(training):
+            number = int(now / slice_s)
+            if is_stopped is is_on(number):
+                os.killpg(pid, signal.SIGCONT if is_stopped else signal.SIGSTOP)
+                is_stopped = not is_stopped
+            heard = signal.sigtimedwait(heeded, (number + 1) * slice_s - now)
+            has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if has_ended or (heard is not None and heard.si_signo != signal.SIGCHLD):
+                break
+    finally:
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        remove_segments([pid])
+        os._exit(0)
+
+
+def _end_with_parent(number: int) -> None:
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, number)
+
+
+def _silence() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the user's own may be no standard streams
+    logging.disable()
+    faulthandler.disable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(way: Any, num_workers: int, results: Any) -> None:
+    """In the process that tries: what is found goes through the pipe, and None at its end, or why it ended."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.nice(19)
+    with suppress(OSError, ValueError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        signal.signal(signal.SIGXCPU, _end)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(MOST_CPU_S) + 1, int(MOST_CPU_S) + _END_S))
+    torch.set_num_threads(1)
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call] # no process for it
+    loader, seed = way.loader, int.from_bytes(os.urandom(4), "little")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    private.become_worker(num_workers, seed, loader.dataset)
+    try:
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn(0)
+        titles = import_module("loadtune.changes").REMEDIES
+        for each in import_module("loadtune.changes.trial").stacked(way, _is_over):
+            if each.refused is None and each.before is not None and each.after is not None and each.cheaper is not None:
+                found = TriedChange(
+                    name=each.name,
+                    title=titles[each.name].title,
+                    before_cpu_s=each.before.sample_cpu_s,
+                    after_cpu_s=each.after.sample_cpu_s,
+                    cheaper=each.cheaper.value,
+                    num_samples=0 if each.values is None else each.values.num_samples,
+                    values="" if each.values is None else each.values.text,
+                    code=each.code,
+                )
+                results.send(found)
+        results.send(_over() if _is_over() else None)
+    except BaseException as error:
+        results.send(_over() if _is_over() else f"{type(error).__name__}: {error}")
+
+
+def _over() -> str:
+    return f"it took more than {MOST_CPU_S:.0f} s of CPU time"
+
+
+def _is_over() -> bool:
+    return time.process_time() + sum(os.times()[2:4]) >= MOST_CPU_S
+
+
+def _end(*_: Any) -> NoReturn:
+    raise SystemExit

@@ -1,0 +1,105 @@
+"""The process that tries changes of the code beside a training: whatever the dataset does there, the training goes on,
+reads nothing of it, and nothing is left.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import spare_rig
+from cli_rig import segments
+
+from loadtune.inflight import spare as module
+from loadtune.stream.shm_cleanup import is_alive
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    spare_rig.install(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
+
+
+def until(holds, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def ended(spare):
+    """What it found and why it ended. All its processes are gone."""
+    keeper = spare._process.pid
+    pids = {keeper}
+    until(lambda: pids.update(spare_rig.below(keeper)) or spare.poll())
+    until(lambda: not any(map(is_alive, pids)))
+    assert segments(map(str, pids)) == []
+    return [each.name for each in spare.found], spare.reason
+
+
+@pytest.mark.parametrize(
+    ("trouble", "found", "reason"),
+    [
+        (None, ["uint8_transfer"], None),
+        ("look", ["uint8_transfer"], None),
+        ("print", ["uint8_transfer"], None),
+        ("raise", [], "KeyError: 'of a dataset'"),
+        ("exit", [], "its process ended"),
+        ("crash", [], "its process ended"),
+    ],
+)
+def test_whatever_the_dataset_does_it_ends_and_is_silent(trouble, found, reason, capfd):
+    assert ended(spare_rig.spare(trouble)) == (found, reason)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_it_starts_as_the_workers_do(method, capfd):
+    before = set(spare_rig.below(os.getpid()))
+    made = spare_rig.spare("look", method)
+    until(made.poll, 120.0)
+    assert [each.code for each in made.found] == [spare_rig.CODE]
+    assert made.reason is None
+    until(lambda: len(spare_rig.below(os.getpid()) - before) <= 2)  # multiprocessing's own: server and tracker
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_does_not_pickle_is_a_reason():
+    made = spare_rig.spare(method="spawn", collate_fn=lambda rows: rows)
+    until(made.poll)
+    assert "did not start" in made.reason
+
+
+def test_its_time_is_limited_and_it_stops_in_every_second_slice(monkeypatch):
+    monkeypatch.setattr(module, "MOST_CPU_S", 0.5)
+    made, states = spare_rig.spare(indices=()), set()
+
+    def look():
+        for pid in spare_rig.below(made._process.pid):
+            states.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        return made.poll()
+
+    until(look)
+    assert made.reason == "it took more than 0 s of CPU time"
+    assert {"T", "R"} <= states
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_one_that_hangs_ends_when_it_is_told_or_its_time_is_over(is_asked, monkeypatch):
+    monkeypatch.setattr(module, "MOST_S", 600.0 if is_asked else 2.0)
+    made = spare_rig.spare("hang")
+    until(lambda: len(spare_rig.below(made._process.pid)) == 2)  # with what the dataset started
+    if is_asked:
+        made.stop()
+    assert ended(made) == ([], "its process ended")
+
+
+def test_it_ends_with_the_training_that_is_killed():
+    command = [sys.executable, spare_rig.__file__, "hang"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+        pids = [int(each) for each in training.stdout.readline().split()]
+        training.kill()
+    assert len(pids) == 3
+    until(lambda: not any(map(is_alive, pids)), 10.0)
