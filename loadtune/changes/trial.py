@@ -1,7 +1,7 @@
 """The one way to try a change: on the user's own samples, in turn with the samples as they are. Needs torch.
 
-Samples are loaded in a process that trains nothing, with one thread, as a worker has. What a change saves is told with
-its interval; what it does to values is compared under equal random states, and on images whose content is known.
+Samples are loaded in a process that trains nothing, with one thread, as a worker has. What a change saves has an
+interval. What it does to values is compared under equal random states, and on images whose content is known.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Whether changes of the code are tried beside a loop, when that ends, and what they would bring. Pure: no clock.
 
-The process beside the loop goes on in every second slice of time and is stopped in the others, so that the loop's rate
-with it and without it is measured on one machine at one time. A machine that drifts changes both.
+The process beside the loop goes on in every second slice of time and is stopped in the others. So the loop's rate with
+it and without it is measured on one machine at one time. A machine that drifts changes both.
 """
 
 import math
