@@ -9,7 +9,7 @@ long it ran in all, by which the two are put together.
 
 **Operators**, as in ``image / 255``, are not followed by a look for signals: their time counts for the next call. Where
 the other thread finds that one runs without the lock, it has the loading thread note when it looks next, and as much
-time is moved. For that Python is told of a signal that is not sent.
+time is moved. To this end Python runs the signal's handler, although no signal was sent.
 
 **How often**: 20 times a second until it has made 200 looks, then once a second, at most 0.5% of a core.
 """

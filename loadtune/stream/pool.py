@@ -1,6 +1,8 @@
-"""The two ways to load: worker processes (`Pool`) or the training process itself (`InProcess`). Both are torch's own
-iterators, but indices come from an `IndexStream`, the base seed is given, workers may start later, and a pool on trial
-reports what goes wrong as `PoolFailedError` instead of raising it into the loop.
+"""The two ways to load: worker processes (`Pool`) or the training process itself (`InProcess`).
+
+Both are torch's own iterators, so fetching, collating, pinning, timeouts, errors and the end of workers are torch's.
+Indices come from an `IndexStream`, the base seed is given, and workers may start later. What goes wrong in a pool on
+trial is reported as `PoolFailedError`, and not raised into the loop.
 """
 
 import contextlib
