@@ -118,7 +118,7 @@ def advised(account, job):
     """{changes: the gain predicted of them together}. Empty: none were advised."""
     names = [each["name"] for each in account.get("changes", ())]
     for each in account.get("changes", ()):
-        print(f"{each['name']}: {each['cheaper']:.2f} times less CPU; {each['values']}", flush=True)
+        print(f"{each['name']}: {each['cheaper']['value']:.2f} times less CPU; {each['values']}", flush=True)
     if not names or account.get("changes_gain") is None:
         print(f"no changes were advised: {account.get('changes_reason')}", flush=True)
         return {}
@@ -151,6 +151,7 @@ def main():
     parser.add_argument("job", choices=SCRIPTS)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "changes-exec")))
     parser.add_argument("--epochs", type=int, help="under exec")
+    parser.add_argument("--workers", type=int, default=4, help="that the script has")
     parser.add_argument("--plain-epochs", type=int, default=3, help="of each of the others")
     parser.add_argument("--changes", nargs="*", default=[], help="beside those that exec advises")
     parser.add_argument("--within-s", type=float, default=300.0, help="all of it")
@@ -158,7 +159,7 @@ def main():
     given = parser.parse_args()
     begun, job, out = time.monotonic(), given.job, given.out
     out.mkdir(parents=True, exist_ok=True)
-    source = prepare(job, given.small)
+    source = prepare(job, given.small).replace("num_workers=4", f"num_workers={given.workers}")
     script = out / f"{job}.py"
     script.write_text(source)
     prefix = [sys.executable, "-m", "loadtune", "exec", "--out", str(out), "--"]
@@ -176,11 +177,11 @@ def main():
         if left_s > 10 or not way:
             changes = [] if not way else CHANGED.get(way) or images_changed(way.split(":"))
             changed = out / f"{job}-{way.replace(':', '-') or 'plain'}.py"
-            changed.write_text(typed_in(source, [("num_workers=4", f"num_workers={workers}"), *changes]))
+            changed.write_text(typed_in(source, [(f"num_workers={given.workers}", f"num_workers={workers}"), *changes]))
             seen, _ = run(changed, given.plain_epochs, changed.with_suffix(""), max(10.0, left_s))
             rates[way] = statistics.fmean(seen[1:] or seen)
     lines = [
-        f"{job}: 4 → {workers} workers; samples/s of epochs with these under exec: "
+        f"{job}: {given.workers} → {workers} workers; samples/s of epochs with these under exec: "
         f"{' '.join(f'{rate:,.0f}' for rate in tuned[last + 1 :])}",
         "| changes | samples/s | true gain | predicted | predicted ÷ true | within 15% |",
         "|---|---|---|---|---|---|",

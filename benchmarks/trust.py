@@ -216,7 +216,8 @@ def _left(name, folder, when, within_s):
     wrong += [f"{when}: segments {sorted(segments)}"] if segments else []
     if when == "at the end":
         known = {"report.html", "result.json", "run.json", "study.db", "training.log"}
-        files = {path.name for path in (folder / name).glob("*/*/*")} - known
+        ended = [path.parent for path in (folder / name).glob("*/*/result.json")]  # a killed run's log and lock stay
+        files = {path.name for each in ended for path in each.iterdir()} - known
         scratch = [path.name for path in (folder / f"tmp-{name}").iterdir() if path.name.startswith("loadtune")]
         wrong += [f"{when}: files {sorted(files)} {scratch}"] if files or scratch else []
     return wrong

@@ -94,7 +94,6 @@ def export(
                    precision, memory format and fused optimizer
       pytorch      loader and training step of a plain loop, to paste
       json         loader arguments, precision and throughput as JSON
-      markdown     a table and code, for a pull request or a job's summary
 
     Examples:
 

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
+from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.result import Examined
 from loadtune.records.telemetry import Progress, Telemetry
 
 Watch = Callable[[Window], bool]

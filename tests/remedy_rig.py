@@ -18,7 +18,7 @@ from loadtune.changes.trial import Ways
 from loadtune.changes.way import Way
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.result import Examined
+from loadtune.records.loading import Examined
 from loadtune.workload.batches import Batch
 from loadtune.workload.build import Workload
 from loadtune.workload.loaders import LoaderParts

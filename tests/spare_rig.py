@@ -18,7 +18,7 @@ from types import ModuleType
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from loadtune.records.result import Examined, Loading, Values
+from loadtune.records.loading import Examined, Loading, Values
 from loadtune.statistics.interval import Interval
 
 CODE = "import copy\ndataset.transform = cheaper  # of a rig"
@@ -94,7 +94,6 @@ def stacked(way, is_over):
         pass
     cpu_s = (time.process_time() - begun) / max(1, len(seen))
     before, after = (Loading(sample_s=9.0, sample_cpu_s=part * cpu_s, sample_bytes=16.0) for part in (1.0, 0.5))
-    yield Examined(name="draft_decoding", refused="its files are no JPEG")
     yield Examined(
         name="uint8_transfer",
         before=before,

@@ -12,7 +12,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from loadtune.changes import patterns
-from loadtune.changes.changed import How, Replacement
 from loadtune.changes.remedies import NotApplicableError
 from loadtune.changes.replaced import Seen
 from loadtune.changes.transforms import (
@@ -22,10 +21,8 @@ from loadtune.changes.transforms import (
     ending_of,
     find_folders,
     find_transforms,
-    is_scaling,
-    only_transform,
 )
-from loadtune.changes.way import Way
+from loadtune.changes.way import How, Replacement, Way
 from loadtune.workload.batches import Batch, map_tensors, tensors_of
 from loadtune.workload.datasets import ToRgb
 
@@ -37,14 +34,11 @@ NUM_PROBED = 8
 
 
 def apply(name: str, way: Way) -> Way:
-    """The way with this change of images. Raises NotApplicableError."""
+    """The way with this change of images. Raises NotApplicableError, also where images with known content come out
+    otherwise."""
     made: Way = {"draft_decoding": _reduced, "tensor_decoding": _tensors, "uint8_transfer": _bytes}[name](way)
+    patterns.check(way, made, [found.held for found in find_transforms(way.users_dataset)])
     return made
-
-
-def check(before: Way, after: Way) -> None:
-    """Raises NotApplicableError where images with known content come out otherwise."""
-    patterns.check(before, after, [found.held for found in find_transforms(before.users_dataset)])
 
 
 def _probed(way: Way) -> Batch:
@@ -57,8 +51,12 @@ def _probed(way: Way) -> Batch:
 
 
 def _reduced(way: Way) -> Way:
-    changing = (step for step in only_transform(way.users_dataset).steps if not _keeps_size(step))
-    if not is_scaling(next(changing, None)):
+    found = find_transforms(way.users_dataset)
+    if len(found) != 1:
+        several = f"{len(found)} transforms of torchvision, and it is not known which of them images take"
+        raise NotApplicableError(f"the dataset holds {several if found else 'no transform of torchvision'}")
+    changing = next((step for step in found[0].steps if not isinstance(step, (ToRgb, v2.ToImage))), None)
+    if not isinstance(changing, (v1.Resize, v1.RandomResizedCrop, v2.Resize, v2.RandomResizedCrop)):
         raise NotApplicableError("its transform does not begin with Resize or RandomResizedCrop: zoom would change")
     sizes = [size for tensor in tensors_of(way.load(way.indices[:1])) if tensor.ndim >= 4 for size in tensor.shape[-2:]]
     if not sizes:
@@ -72,21 +70,12 @@ def _reduced(way: Way) -> Way:
     return made
 
 
-def _keeps_size(step: Any) -> bool:
-    return isinstance(step, (ToRgb, v2.ToImage))
-
-
-def compared(before: Way, after: Way) -> tuple[Way, Way]:
-    """A random crop of a reduced image is another one. So whole images are compared where a part would be drawn."""
-    if before.how.reduced_size == after.how.reduced_size:
-        return before, after
-    one, other = (way.with_how(others=(*way.how.others, _WholeImages())) for way in (before, after))
-    return one, other
+def uncropped(way: Way) -> Way:
+    """The way with whole images where RandomResizedCrop would draw a part."""
+    return way.with_how(others=(*way.how.others, _WholeImages()))
 
 
 class _WholeImages:
-    """RandomResizedCrop takes all of an image."""
-
     def replacements(self) -> list[Replacement]:
         return [(v1.RandomResizedCrop, "get_params", _whole), (v2.RandomResizedCrop, "make_params", _whole_v2)]
 
@@ -136,12 +125,14 @@ def _is_images(tensor: torch.Tensor) -> bool:
 def to_floats(mean: tuple[float, ...], std: tuple[float, ...], batch: Batch) -> Batch:
     """The batch with its images as float32 from 0 to 1, normalised where mean and standard deviation are given: as
     ToTensor and Normalize compute it, on whatever device the tensor is."""
-    return map_tensors(batch, lambda tensor: _floats(mean, std, tensor) if _is_images(tensor) else tensor)
 
+    def floats(tensor: torch.Tensor) -> torch.Tensor:
+        if not _is_images(tensor):
+            return tensor
+        made = tensor.to(torch.float32).div_(255)
+        return made.sub_(_by_channel(mean, made.device)).div_(_by_channel(std, made.device)) if mean else made
 
-def _floats(mean: tuple[float, ...], std: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
-    made = images.to(torch.float32).div_(255)
-    return made.sub_(_by_channel(mean, made.device)).div_(_by_channel(std, made.device)) if mean else made
+    return map_tensors(batch, floats)
 
 
 @cache

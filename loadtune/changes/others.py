@@ -10,29 +10,30 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from loadtune.changes.changed import Replacement
+from loadtune.changes.way import Replacement
 
 _MOST_BYTES = 1 << 30
 """Of the arrays that are made of a table for a trial."""
 
 
-class _Table(NamedTuple):
-    names: dict[str, int]
-    """Position of each column."""
-    values: Any
-    """All numbers, by row and column; or an array for each column."""
-    are_numbers: bool
-
-    def row(self, at: int) -> Any:
-        return self.values[at] if self.are_numbers else [column[at] for column in self.values]
+_Table = tuple[dict[str, int], Callable[[int], Any]]
+"""Position of each column; number of a row → its values."""
 
 
 class _Keeping:
     """What was kept stays in this process."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self.kept: dict[Any, Any] = {}
+        """Of samples, by what tells them apart."""
+
+    def num_bytes(self) -> int:
+        return sum(map(_num_bytes, self.kept.values()))
 
     def __reduce__(self) -> Any:
         return type(self), ()
@@ -42,7 +43,7 @@ class Rows(_Keeping):
     """``df.iloc[row]`` and ``df.loc[row]`` of a pandas table, from arrays that are made once."""
 
     def __init__(self) -> None:
-        self.num_read = 0
+        super().__init__()
         self._tables: dict[int, tuple[Any, _Table | None]] = {}
 
     def replacements(self) -> list[Replacement]:
@@ -60,7 +61,8 @@ class Rows(_Keeping):
             if found is None:
                 return before(indexer, key)
             self.num_read += 1
-            return _Row(found.names, found.row(key), lambda: before(indexer, key))
+            names, row = found
+            return _Row(names, row(key), lambda: before(indexer, key))
 
         return [(owner, "__getitem__", read)]
 
@@ -73,11 +75,10 @@ class Rows(_Keeping):
             names = {name: at for at, name in enumerate(frame.columns)}
             found = None
             if is_plain and len(names) == frame.shape[1] and frame.memory_usage().sum() <= _MOST_BYTES:
-                numbers = frame.to_numpy()  # of the type that a row has
-                are_numbers = numbers.dtype.kind in "biuf"
-                found = _Table(
-                    names, numbers if are_numbers else [frame[name].to_numpy() for name in names], are_numbers
-                )
+                rows = frame.to_numpy()  # of the type that a row has
+                columns = [frame[name].to_numpy() for name in names]
+                are_numbers = rows.dtype.kind in "biuf"
+                found = names, rows.__getitem__ if are_numbers else lambda at: [each[at] for each in columns]
             self._tables[id(frame)] = frame, found
         return self._tables[id(frame)][1]
 
@@ -133,10 +134,6 @@ class _Row:
 class Tokens(_Keeping):
     """What a tokenizer of transformers made of a text, kept by its arguments."""
 
-    def __init__(self) -> None:
-        self.num_read = 0
-        self.kept: dict[bytes, Any] = {}
-
     def replacements(self) -> list[Replacement]:
         owner: Any = getattr(sys.modules.get("transformers"), "PreTrainedTokenizerBase", None)
         names = [name for name in ("__call__", "encode") if owner is not None]
@@ -152,9 +149,6 @@ class Tokens(_Keeping):
             return _copied(self.kept[key])
 
         return encode
-
-    def num_bytes(self) -> int:
-        return sum(_num_bytes(each) for each in self.kept.values())
 
 
 def _copied(value: Any) -> Any:
@@ -179,10 +173,6 @@ def _num_bytes(value: Any) -> int:
 class Images(_Keeping):
     """Decoded RGB images, kept by path. Pillow copies one before it writes to it."""
 
-    def __init__(self) -> None:
-        self.num_read = 0
-        self.kept: dict[Any, Any] = {}
-
     def replacements(self) -> list[Replacement]:
         pillow: Any = sys.modules.get("PIL.Image")
         return [] if pillow is None else [(pillow, "open", partial(self._open, pillow, pillow.open))]
@@ -196,9 +186,6 @@ class Images(_Keeping):
         if key is not None and image.mode == "RGB":
             self.kept[key] = np.array(image)
         return image
-
-    def num_bytes(self) -> int:
-        return sum(each.nbytes for each in self.kept.values())
 
 
 class Opens:

@@ -15,9 +15,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.transforms import functional as v1
 
-from loadtune.changes.changed import Changed
 from loadtune.changes.remedies import FARTHEST, NotApplicableError
-from loadtune.changes.way import Way
+from loadtune.changes.way import Changed, Way
 
 _WIDTH, _HEIGHT = 96, 72
 _ORIENTATION = 0x112
@@ -61,7 +60,7 @@ class _Patterns(Dataset[Any]):
 
     def __getitem__(self, name: str) -> Any:
         torch.manual_seed(0)
-        return self.use(Image.open(BytesIO(_files()[name])).convert("RGB")), 0
+        return self.use(Image.open(BytesIO(_files()[name])).convert("RGB"))
 
 
 def _resized(image: Any) -> torch.Tensor:
@@ -107,10 +106,7 @@ def _loaded(way: Way, use: Callable[[Any], Any], file: str) -> Any:
     # A reduced size is another one, as it should be.
     patterns = Changed(_Patterns(use), replace(way.how, reduced_size=None, stand_ins=None))
     try:
-        sample = patterns[file]
-        batch: Any = [sample[0][None], torch.tensor([sample[1]])]
-        for change in () if use in _PLAIN else way.on_device:
-            batch = change(batch)
-        return batch[0]
+        batch = patterns[file][None]
+        return batch if use in _PLAIN else way.prepared(batch)
     except Exception as error:
         return error

@@ -7,7 +7,7 @@ Needs no torch: methods that run in the training process import it when they are
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loadtune.model.resources import Job
 from loadtune.records.config import Precision, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.result import Examined
+from loadtune.records.loading import Examined
 from loadtune.units import bytes_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Remedy:
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         """The configuration to try, without this remedy's name in it. None: it does not apply."""
-        raise NotImplementedError
+        return situation.config
 
     keeps: bool = False
     """Whether it takes memory for the whole data set. Such a remedy comes after those that take none."""
@@ -86,22 +86,15 @@ class Remedy:
         """The ways without the remedy and with it, as their samples are compared."""
         return before, after
 
-    def check(self, before: "Way", after: "Way") -> None:
-        """Beside the user's own samples. Raises NotApplicableError."""
-
-    def loading(self) -> AbstractContextManager[None]:
-        """Around the timing of loading with this remedy: what a worker would begin with."""
-        return nullcontext()
-
-    def job(self, job: Job, seen: Examined) -> Job | None:
-        """The job as the throughput model takes it. None: the model cannot predict its gain.
+    def job(self, job: Job, seen: Examined) -> Job:
+        """The job as the throughput model takes it.
 
         By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
         beside is added to its steps.
         """
         before, after = seen.before, seen.after
-        if before is None or after is None:
-            return None if self.loads else job
+        assert before is not None
+        assert after is not None
         wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
         cpu_s = job.sample_cpu_s * after.sample_cpu_s / before.sample_cpu_s
         waited, waits = before.sample_s - before.sample_cpu_s, after.sample_s - after.sample_cpu_s
@@ -130,24 +123,18 @@ class Remedy:
 class OfImages(Remedy):
     """A change of how images are decoded, transformed or sent."""
 
-    _module = "loadtune.changes.images"
-
     def offer(self, situation: Situation) -> TrialConfig | None:
         return situation.config if len(situation.facts.input_shape) == 3 else None
 
     def apply(self, way: "Way") -> "Way":
-        made: Way = import_module(self._module).apply(self.name, way)
-        return made
+        from loadtune.changes import images
 
-    def compared(self, before: "Way", after: "Way") -> "tuple[Way, Way]":
-        made: tuple[Way, Way] = import_module(self._module).compared(before, after)
-        return made
-
-    def check(self, before: "Way", after: "Way") -> None:
-        import_module(self._module).check(before, after)
+        return images.apply(self.name, way)
 
     def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
-        return str(import_module(self._module).code(before, after, is_whole=is_whole))
+        from loadtune.changes import images
+
+        return images.code(before, after, is_whole=is_whole)
 
 
 class DraftDecoding(OfImages):
@@ -157,6 +144,12 @@ class DraftDecoding(OfImages):
     title = "decode JPEG at reduced size (Pillow's draft)"
     changes = "crops are taken from a reduced image, so small ones are enlarged from fewer pixels"
     farthest = 0.2
+
+    def compared(self, before: "Way", after: "Way") -> "tuple[Way, Way]":
+        """A random crop of a reduced image is another one."""
+        from loadtune.changes import images
+
+        return images.uncropped(before), images.uncropped(after)
 
 
 class TensorDecoding(OfImages):
@@ -190,12 +183,9 @@ class OfLibrary(Remedy):
     """Why it cannot be used, where the library is not."""
     keeps = True
 
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        return situation.config
-
     def apply(self, way: "Way") -> "Way":
         from loadtune.changes import others
-        from loadtune.changes.changed import few_of
+        from loadtune.changes.way import few_of
 
         made = getattr(others, self.kind)()
         if not made.replacements():
@@ -203,7 +193,11 @@ class OfLibrary(Remedy):
         few = few_of(way.indices, MOST_EXAMINED)
         given: dict[str, Any] = {"others": (*way.how.others, made)}
         changed = way.with_how(**given, **({"stand_ins": tuple(few)} if self.keeps else {}))
-        num_kept = [self._num_kept(changed, made, few if self.keeps else few[:FEWEST_EXAMINED]) for _ in range(2)]
+        num_kept = list[int]()
+        for _ in range(2):
+            for index in few if self.keeps else few[:FEWEST_EXAMINED]:
+                changed.load([index])
+            num_kept.append(len(made.kept))
         if num_kept[0] != num_kept[1]:
             raise NotApplicableError("what it reads for a sample is drawn at random")
         if not made.num_read:
@@ -215,12 +209,6 @@ class OfLibrary(Remedy):
             most = bytes_text(way.memory_bytes)
             raise NotApplicableError(f"it would take {bytes_text(needed)} of shared memory, and {most} may be used")
         return replace(changed, indices=few)
-
-    def _num_kept(self, changed: "Way", made: Any, few: Sequence[Any]) -> int:
-        """After loading these samples."""
-        for index in few:
-            changed.load([index])
-        return len(getattr(made, "kept", ()))
 
     def _needed_bytes(self, after: "Way", before: "Way") -> int:
         """For the whole data set."""
@@ -353,7 +341,7 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
     def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
         return self._LINES
 
-    def job(self, job: Job, seen: Examined) -> Job | None:
+    def job(self, job: Job, seen: Examined) -> Job:
         return replace(job, syncing=job.syncing - {"fp16"})
 
 
@@ -374,7 +362,8 @@ class OpencvThreads(Remedy):
         cv2 = sys.modules.get("cv2")
         if cv2 is None or cv2.getNumThreads() <= 1:
             raise NotApplicableError("the dataset does not use OpenCV, or uses one thread already")
-        return way.with_parts(worker_init_fn=partial(one_thread, way.loader.worker_init_fn))
+        changed = way.with_parts(worker_init_fn=partial(one_thread, way.loader.worker_init_fn))
+        return replace(changed, within=within_one_thread)
 
     def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
         is_own = before.loader.worker_init_fn is not None
@@ -390,15 +379,16 @@ class OpencvThreads(Remedy):
         ]
         return "\n".join(lines)
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        cv2 = sys.modules["cv2"]
-        before = cv2.getNumThreads()
-        cv2.setNumThreads(0)
-        try:
-            yield
-        finally:
-            cv2.setNumThreads(before)
+
+@contextmanager
+def within_one_thread() -> Iterator[None]:
+    cv2 = sys.modules["cv2"]
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(0)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)
 
 
 def one_thread(then: Callable[[int], None] | None, worker_id: int) -> None:

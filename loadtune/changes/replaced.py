@@ -14,7 +14,7 @@ from torchvision.transforms import functional as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2_functional
 
-from loadtune.changes.changed import How, Replacement
+from loadtune.changes.way import How, Replacement
 
 
 def replacements(how: How, others: Mapping[tuple[int, str], Any]) -> list[Replacement]:

@@ -14,8 +14,9 @@ from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel, points_at
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import TrialConfig
+from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrialFailure
-from loadtune.records.result import Examined, TriedRemedy
+from loadtune.records.result import TriedRemedy
 from loadtune.seams import Training
 from loadtune.statistics.interval import Interval
 
@@ -66,8 +67,8 @@ def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialCo
     return config
 
 
-def job_with(step: Step, job: Job, at: Situation) -> Job | None:
-    """With one more change. None: the model does not know what it brings."""
+def job_with(step: Step, job: Job, at: Situation) -> Job:
+    """With one more change."""
     config = applied([step.remedy.name], at.config, at) or at.config
     curve = tuple(
         (size, seconds / (step.compute_gain or 1.0)) for size, seconds in job.compute.get(config.precision, ())
@@ -114,7 +115,7 @@ class Stack:
         """As the model takes the combinations."""
         found = list[Job]()
         for number, step in enumerate(self.steps, 1):
-            job = replace(job_with(step, job, self.at) or job, changes=in_order(self.names[:number]))
+            job = replace(job_with(step, job, self.at), changes=in_order(self.names[:number]))
             found.append(job)
         return tuple(found)
 
@@ -194,10 +195,8 @@ class Stack:
         gains = dict[str, Changed]()
         for name, step in waiting.items():
             then = job_with(step, job, self.at)
-            if then is None or base is None:
-                continue
             after = self._best(self.model, [*self.names, name], then)
-            if after is not None:
+            if base is not None and after is not None:
                 gains[name] = change(self.model, base, after, then, base=job)
         return gains
 

@@ -14,8 +14,6 @@ from torchvision import transforms as v1
 from torchvision.datasets.folder import DatasetFolder
 from torchvision.transforms import v2
 
-from loadtune.changes.remedies import NotApplicableError
-
 _DEEPEST = 6
 _SEVERAL = 64
 """Objects below a dataset that are looked through, and elements of a list of them."""
@@ -46,20 +44,6 @@ def find_transforms(dataset: Any) -> list[Found]:
 def find_folders(dataset: Any) -> list[Found]:
     """Of the kind of ImageFolder."""
     return [each for each in _held(dataset) if isinstance(each.held, DatasetFolder)]
-
-
-def steps_of(dataset: Any) -> list[Any]:
-    """The steps of the dataset's transforms, in turn. Empty: none was found."""
-    return [step for found in find_transforms(dataset) for step in found.steps]
-
-
-def only_transform(dataset: Any) -> Found:
-    """Raises NotApplicableError where there are none or several."""
-    found = find_transforms(dataset)
-    if len(found) != 1:
-        several = f"{len(found)} transforms of torchvision, and it is not known which of them images take"
-        raise NotApplicableError(f"the dataset holds {several if found else 'no transform of torchvision'}")
-    return found[0]
 
 
 def _held(dataset: Any) -> Iterator[Found]:
@@ -119,13 +103,8 @@ def _value_text(value: Any) -> str | None:
     """None: it cannot be written."""
     if isinstance(value, v1.InterpolationMode):
         return f"v2.InterpolationMode.{value.name}"
-    if isinstance(value, (list, tuple)):
-        parts = [_value_text(each) for each in value]
-        if None in parts:
-            return None
-        inner = ", ".join(map(str, parts))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    return repr(value) if value is None or type(value) in (bool, int, float, str) else None
+    inside = value if type(value) in (list, tuple) else (value,)
+    return repr(value) if all(type(each) in (bool, int, float, str, type(None)) for each in inside) else None
 
 
 def copies(found: Sequence[Found]) -> list[str]:
@@ -169,7 +148,3 @@ def ending_of(steps: Sequence[Any]) -> tuple[int, bool] | None:
     makes_tensors = isinstance(last, v1.ToTensor)
     scales = isinstance(last, v1.ConvertImageDtype) or (isinstance(last, v2.ToDtype) and last.scale)
     return (len(rest), makes_tensors) if makes_tensors or (scales and last.dtype == torch.float32) else None
-
-
-def is_scaling(step: Any) -> bool:
-    return isinstance(step, (v1.Resize, v1.RandomResizedCrop, v2.Resize, v2.RandomResizedCrop))

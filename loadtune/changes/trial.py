@@ -11,42 +11,39 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from loadtune.changes.changed import few_of
 from loadtune.changes.others import Opens
 from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
-from loadtune.changes.way import Way
+from loadtune.changes.way import Way, few_of
 from loadtune.host.processes import scheduled_s
-from loadtune.records.result import Examined, Loading, Values
+from loadtune.records.loading import Examined, Loading, Values
 from loadtune.statistics.interval import Interval, around_ratio, t
-from loadtune.workload.batches import Batch, num_bytes, tensors_of
+from loadtune.workload.batches import Batch, map_tensors, num_bytes, tensors_of
+from loadtune.workload.samples import one_thread
 from loadtune.workload.user_code import last_line
 
-NUM_ROUNDS = 3
-"""Times that all samples are loaded with and without the change, in turn."""
-
-NUM_PARTS = 8
-"""Batches that the samples are loaded in; with and without the change each is loaded in turn."""
+MOST_PARTS = 32
+"""Batches that the samples are loaded in; with and without the change each is loaded in turn. The shorter they are, the
+less often another process spoils one."""
 
 PART_S = 0.0125
 """They are as large as those of the job, if they load in about so many seconds at the most."""
 
 CLEAR = 1.1
-"""Upper ÷ lower limit of what is saved, from which on no other round begins."""
+"""Upper ÷ lower limit of what is saved, from which on all are not loaded once more, with and without the change."""
 
 ENOUGH_S = 1.5
-"""After so many seconds of loading with a change, no other round begins."""
+"""Nor after so many seconds of loading with the change."""
 
 WORTH = 1.1
 """Times as cheap that loading has to be for sure where a change is offered to a running training."""
 
-Ready = Callable[[Way, Batch], tuple[Batch, float]]
-"""(A batch as it is trained on, on whatever device; seconds of what the way does with it there)."""
+_CPU = torch.device("cpu")
 
 
 class Ways:
@@ -63,22 +60,19 @@ class Ways:
         return self._made[names]
 
 
-def on_cpu(way: Way, batch: Batch) -> tuple[Batch, float]:
-    for change in way.on_device:
-        batch = change(batch)
-    return batch, 0.0
-
-
 def examine(
     ways: Ways,
     before: Sequence[str],
     name: str,
     *,
     batch_size: int = 1,
-    ready: Ready = on_cpu,
+    device: torch.device = _CPU,
     pulse: Callable[[], None] = lambda: None,
+    is_beside: bool = False,
 ) -> Examined:
-    """A change on top of those before it. ``batch_size``: of the job, for batches that are not too small to time."""
+    """A change on top of those before it. ``batch_size``: of the job, for batches that are not too small to time.
+    ``device``: where values are compared, as they are trained on. ``is_beside``: a training runs beside it, so that CPU
+    seconds are scarce, and of others it gets few."""
     remedy = REMEDIES[name]
     pulse()
     try:
@@ -86,7 +80,7 @@ def examine(
         if remedy.loads and (one.loader.batches_are_ready or one.loader.is_iterable or not len(one.indices)):
             return Examined(name=name, refused="its samples are not read one by one, by their indices")
         other = ways.way(in_order((*before, name)))
-        found = _Trial(remedy, one, other, batch_size, ready, pulse).run() if remedy.loads else {}
+        found = _Trial(remedy, one, other, batch_size, device, pulse, is_beside).run() if remedy.loads else {}
         is_whole = remedy.loads and _pastes(ways, (*in_order(before), name))
         return Examined(name=name, code=remedy.own_code(one, other, is_whole=is_whole), **found)
     except NotApplicableError as error:
@@ -101,7 +95,7 @@ def _pastes(ways: Ways, names: tuple[str, ...]) -> bool:
     way, defined = ways.way(in_order(names)), {"dataset": copy.copy(ways.way(()).users_dataset)}
     try:
         for at, name in enumerate(names):
-            parts = [ways.way(in_order(names[:num])) for num in (at, at + 1)]
+            parts = [replace(ways.way(in_order(names[:num])), num_samples=FEWEST_EXAMINED) for num in (at, at + 1)]
             lines = REMEDIES[name].own_code(parts[0], parts[1])
             of_dataset = lines.partition("# once, before")[0].partition("# in the training loop")[0]
             exec(of_dataset, defined)  # noqa: S102 - lines of our own
@@ -123,67 +117,77 @@ def _pastes(ways: Ways, names: tuple[str, ...]) -> bool:
 
 def stacked(way: Way, is_over: Callable[[], bool]) -> Iterator[Examined]:
     """Changes of loading, the one that saves most first, each tried on top of those before it and `WORTH` offering.
-    Ends early where ``is_over()``."""
+    Those that take memory are tried once no other is left. Ends early where ``is_over()``."""
     ways, names = Ways(way), list[str]()
     # The lines of the others depend on settings that are not known here.
     waiting = [name for name, each in REMEDIES.items() if each.loads and type(each).code is Remedy.code]
     while waiting:
         able, seen = list[str](), list[Examined]()
-        for name in waiting:
+        for name in sorted(waiting, key=lambda name: REMEDIES[name].keeps):
             if is_over():
                 return
-            each = examine(ways, names, name, batch_size=way.loader.batch_size or 1)
+            if seen and REMEDIES[name].keeps:
+                able.append(name)
+                continue
+            each = examine(ways, names, name, batch_size=way.loader.batch_size or 1, is_beside=True)
             able += [name] if each.refused is None else []  # one that saves little may save more on top of another
             seen += [each] if each.cheaper is not None and (each.cheaper.low or 0.0) >= WORTH else []
         if not seen:
             return
-        best = max(seen, key=lambda each: (not REMEDIES[each.name].keeps, each.cheaper.value if each.cheaper else 0.0))
-        yield best
+        best = max(seen, key=lambda each: each.cheaper.value if each.cheaper else 0.0)
+        yield replace(best, title=REMEDIES[best.name].title)
         names.append(best.name)
         waiting = [name for name in able if name != best.name]
 
 
 class _Trial:
     def __init__(
-        self, remedy: Remedy, before: Way, after: Way, batch_size: int, ready: Ready, pulse: Callable[[], None]
+        self,
+        remedy: Remedy,
+        before: Way,
+        after: Way,
+        batch_size: int,
+        device: torch.device,
+        pulse: Callable[[], None],
+        is_beside: bool,
     ) -> None:
         self._remedy, self._before, self._after = remedy, before, after
         self._compared = remedy.compared(before, after)
-        self._batch_size, self._ready, self._pulse = batch_size, ready, pulse
+        self._batch_size, self._device, self._pulse, self._is_beside = batch_size, device, pulse, is_beside
 
     def run(self) -> dict[str, Any]:
         """Under the names that `Examined` has for them. Raises NotApplicableError."""
         before, after = self._before, self._after
-        self._remedy.check(before, after)
         # Files open and modules load meanwhile: the first times are longer.
         few = self._drawn(1, FEWEST_EXAMINED)[0]
-        first_s = [self._load(before, nullcontext(), few, 0)[1].wall_s for _ in range(2)]
-        self._load(after, self._remedy.loading(), few, 0)
-        sample_s = min(first_s) / len(few)
-        size = max(1, num_examined(sample_s) // NUM_PARTS, min(self._batch_size, int(PART_S / sample_s)))
-        parts = self._drawn(NUM_PARTS, size)
+        first = [self._load(before, few, 0)[1] for _ in range(2)]
+        self._load(after, few, 0)
+        sample_s = min(took.cpu_s if self._is_beside else took.wall_s for took in first) / len(few)
+        num_parts = min(MOST_PARTS, num_examined(sample_s))
+        size = max(1, num_examined(sample_s) // num_parts, min(self._batch_size, int(PART_S / sample_s)))
+        parts = self._drawn(num_parts, size)
         plain, changed = list[list[_Took]](), list[list[_Took]]()
-        values, begun, first = _Differences(), time.monotonic(), [Any, Any]
-        while len(plain) < NUM_ROUNDS and time.monotonic() - begun <= 2 * ENOUGH_S:
+        values, batches = _Differences(), [Any, Any]
+        for _ in range(math.ceil(ENOUGH_S / (num_parts * size * sample_s))):
             if plain and _is_clear(_cheaper(plain, changed)):
                 break
             plain.append([])
             changed.append([])
             for number, indices in enumerate(parts):
-                one, took = self._load(before, nullcontext(), indices, number)
+                one, took = self._load(before, indices, number)
                 plain[-1].append(took)
-                other, took = self._load(after, self._remedy.loading(), indices, number)
+                other, took = self._load(after, indices, number)
                 changed[-1].append(took)
                 if len(plain) == 1:
                     values.add(*self._trained_on(one, other, indices, number))
-                    first = [one, other]
-        told = values.found(size * len(parts))
+                    batches = [one, other]
+        told = values.found(min(size * num_parts, len(self._after.indices)))
         if values.farthest > self._remedy.farthest:
             raise NotApplicableError(f"samples would be other ones: their {told.text}")
-        prepared = [self._ready(way, batch)[1] for way, batch in zip((before, after), first, strict=True)]
+        one, other = batches
         return {
-            "before": _loading(plain, size, num_bytes(first[0]) / size, prepared[0] / size),
-            "after": _loading(changed, size, num_bytes(first[1]) / size, prepared[1] / size),
+            "before": _loading(plain, size, num_bytes(one) / size, self._prepare_s(before, one, size)),
+            "after": _loading(changed, size, num_bytes(other) / size, self._prepare_s(after, other, size)),
             "cheaper": _cheaper(plain, changed),
             "values": told,
         }
@@ -197,29 +201,39 @@ class _Trial:
         """Both batches as they are trained on."""
         before, after = self._compared
         if before is not self._before:
-            one, other = (self._load(way, nullcontext(), indices, number)[0] for way in self._compared)
+            one, other = (self._load(way, indices, number)[0] for way in self._compared)
         if number == 0:
             again = _Differences()
-            again.add(one, self._load(before, nullcontext(), indices, number)[0])
+            again.add(one, self._load(before, indices, number)[0])
             if again.most:
                 raise NotApplicableError("the same sample, loaded twice by the same random state, has other values")
-        return self._ready(before, one)[0], self._ready(after, other)[0]
+        return before.prepared(self._moved(one)), after.prepared(self._moved(other))
 
-    def _load(
-        self, way: Way, loading: AbstractContextManager[None], indices: Sequence[Any], number: int
-    ) -> tuple[Batch, "_Took"]:
+    def _moved(self, batch: Batch) -> Batch:
+        return map_tensors(batch, lambda tensor: tensor.to(self._device))
+
+    def _prepare_s(self, way: Way, batch: Batch, size: int) -> float:
+        """A sample, of what the way does with a batch on the GPU, of about the job's size. 0: there is none."""
+        if self._device.type != "cuda" or not way.on_device:
+            return 0.0
+        times, took = max(1, self._batch_size // size), list[float]()
+        there = map_tensors(self._moved(batch), lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)))
+        for _ in range(4):  # the first takes longer
+            torch.cuda.synchronize(self._device)
+            begun = time.monotonic()
+            way.prepared(there)
+            torch.cuda.synchronize(self._device)
+            took.append(time.monotonic() - begun)
+        return min(took) / (times * size)
+
+    def _load(self, way: Way, indices: Sequence[Any], number: int) -> tuple[Batch, "_Took"]:
         """A batch as a worker makes it. A number gives the same augmentation."""
         self._pulse()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as DataLoader has it in each worker
-        try:
-            with loading:
-                _seed(number)
-                before = _Took.now()
-                batch = way.load(indices)
-                return batch, _Took.now().since(before)
-        finally:
-            torch.set_num_threads(threads)
+        with one_thread():
+            _seed(number)
+            before = _Took.now()
+            batch = way.load(indices)
+            return batch, _Took.now().since(before)
 
 
 class _Took:

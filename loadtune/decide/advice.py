@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from loadtune.model.workers import Loop, Work, batch_s
-from loadtune.records.loading import TriedChange
+from loadtune.records.loading import Examined
 from loadtune.statistics.looks import BLOCK_S
 
 MISSED = 0.01
@@ -85,23 +85,25 @@ class AtRest:
     waiting: float
     """Share of the time that it waits."""
 
-    def faster(self, saved_s: float) -> float:
+    def faster(self, saved_s: float, gpu_busy: float = 0.0) -> float:
         """Times as fast as it would be if loading a batch took so many CPU seconds less: at most what ends all waiting.
-        What loading waits for, such as a disk, stays."""
+        What loading waits for, such as a disk, stays. ``gpu_busy``: share of the time in which kernels run; of those
+        that run while the loop waits for data, its clock knows nothing."""
         work = self.work
         wall_s = min(saved_s, saved_s * work.load_s / max(1e-9, work.cpu_s))  # less where loading has several threads
         cheaper = replace(work, cpu_s=work.cpu_s - saved_s, load_s=work.load_s - wall_s)
         times = [batch_s(each, self.loop, self.num_workers) for each in (work, cheaper)]
-        return min(times[0] / times[1], 1 / max(1e-3, 1 - self.waiting))
+        return min(times[0] / times[1], 1 / max(1e-3, 1 - self.waiting, gpu_busy))
 
     def hoped(self) -> float:
         return self.faster(self.work.cpu_s / 2)
 
-    def gain(self, tried: Sequence[TriedChange]) -> float:
-        """Of changes that were tried: CPU time that was not seen in a sample, as that of handing over, stays. The
-        process that tries seldom gets a core, so its wall time tells nothing."""
-        seen_s = min(self.work.cpu_s, tried[0].before_cpu_s * self.batch_size)
-        return self.faster(seen_s * (1 - math.prod(each.after_cpu_s / each.before_cpu_s for each in tried)))
+    def gain(self, tried: Sequence[Examined], gpu_busy: float | None = None) -> float:
+        """Of changes that were tried, each on top of those before it: CPU time that was not seen in a sample, as that
+        of handing over, stays. The process that tries seldom gets a core, so its wall time tells nothing."""
+        cpu_s = [(each.before.sample_cpu_s, each.after.sample_cpu_s) for each in tried if each.before and each.after]
+        seen_s = min(self.work.cpu_s, cpu_s[0][0] * self.batch_size)
+        return self.faster(seen_s * (1 - math.prod(after / before for before, after in cpu_s)), gpu_busy or 0.0)
 
 
 @dataclass(slots=True)

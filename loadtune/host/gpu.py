@@ -180,6 +180,9 @@ def _refusal(host: HostFacts, problem: str, instead: str = ", or use the CPU: --
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The kernel's first namespace has this number always (PROC_PID_INIT_INO): its ids are those the driver sees."""
 
+_UTILIZATION_SAMPLES = 1
+"""NVML_GPU_UTILIZATION_SAMPLES, which are in percent."""
+
 _GPM_VERSION, _GPM_SM_UTIL = 1, 2
 """NVML_GPM_METRICS_GET_VERSION and NVML_GPM_METRIC_SM_UTIL, which is in percent."""
 
@@ -188,6 +191,22 @@ def gpu_use(device: NvmlDevice) -> Probe:
     """Duty cycle at a moment."""
     figure = "gpu_utilization_fraction"
     return Probe((figure,), lambda: {figure: device.ask("nvmlDeviceGetUtilizationRates").gpu / 100})
+
+
+class GpuBusy:
+    """Share of the time in which kernels run, by samples that the driver takes by itself and keeps for some seconds."""
+
+    def __init__(self, uuid: str | None, nvml: Nvml = NVML) -> None:
+        self._device = NvmlDevice(uuid or "", nvml)
+        self._percents, self._until = list[int](), 0
+        self.look()
+
+    def look(self) -> float | None:
+        """Since the beginning. None: the driver does not say."""
+        _, samples = self._device.value("nvmlDeviceGetSamples", _UTILIZATION_SAMPLES, self._until) or (None, ())
+        self._percents += [each.sampleValue.uiVal for each in samples if each.timeStamp > self._until]
+        self._until = max([self._until, *(each.timeStamp for each in samples)])
+        return fmean(self._percents) / 100 if self._percents else None
 
 
 class GpuOthers:

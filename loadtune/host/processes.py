@@ -3,7 +3,7 @@ guard, which says when to end a training process that takes all RAM: the kernel 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,12 +45,9 @@ class ProcessTree:
         """Parents first, each with whether it is a worker."""
         self.last: dict[Any, Used] = {}
         """What each had used at the last look."""
-        self._training_s = self._workers_s = 0.0
-        """CPU time since this root was first seen."""
-        self._owed_s = 0.0
-        """CPU time of processes that were gone at the last look, and that no parent's account had yet."""
-        self._fetched = 0
-        """Bytes from storage, of this root and all it started."""
+        self._used_s, self._fetched = 0.0, 0
+        """CPU time, and bytes from storage, of this root and all it started. As a process ends, the kernel adds its
+        account to its parent's, a moment later: until then the sum dips, and the highest one counts."""
 
     @property
     def workers(self) -> list[Any]:
@@ -67,39 +64,28 @@ class ProcessTree:
         pid = self._pid()
         if self._root is None or self._root.pid != pid:
             self._root = None if pid is None else _asked(lambda: _process(pid))
-            self.last, self._training_s, self._workers_s, self._owed_s = {}, 0.0, 0.0, 0.0
-            self._fetched = 0
+            self._used_s, self._fetched = 0.0, 0
             self.search()
-        last, used = self.last, {process: _asked(partial(_used, process)) for process in self._followed}
+        used = {process: _asked(partial(_used, process)) for process in self._followed}
         self.last = {process: use for process, use in used.items() if use is not None}
         if not self.last:
             return dict.fromkeys(self.figures)
-        if last:
-            self._count(last)
+        self._used_s = max(self._used_s, sum(use.cpu_s + use.waited_s for use in self.last.values()))
         workers = self.workers
         held = [self.last[process].own_bytes for process in workers]
         # torch.compile's own processes stay after the compiling, and are no part of what training needs.
         resident = [self.last[process].rss_bytes for process in (self._root, *workers) if process in self.last]
         return {
-            "training_cpu_cores": Count(self._training_s),
+            "training_cpu_cores": Count(self._used_s, self._root),
             "training_rss_bytes": sum(resident),
-            "workers_cpu_cores": Count(self._workers_s) if workers else None,
+            "workers_cpu_cores": Count(sum(self.last[each].cpu_s for each in workers), workers) if workers else None,
             "workers_own_bytes": sum(held) or None if all(held) else None,  # one that is ending holds nothing
         }
-
-    def _count(self, last: Mapping[Any, Used]) -> None:
-        """Add what was used since the last look. A parent may wait for a process a moment after its end."""
-        own_s = {process: use.cpu_s - last[process].cpu_s for process, use in self.last.items() if process in last}
-        brief_s = _accounts_s(self.last) - _accounts_s(last) - sum(own_s.values()) - self._owed_s
-        self._owed_s = max(0.0, -brief_s) if last.keys() - self.last.keys() else 0.0
-        self._training_s += sum(own_s.values()) + max(0.0, brief_s)
-        self._workers_s += sum(own_s.get(process, 0.0) for process in self.workers)
 
     def look_at_reads(self) -> Look:
         """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
 
-        As a process ends, the kernel adds its account to its parent's, a moment later: until then the sum dips. What
-        was read from files is the workers' alone: their parent has also read what they read.
+        These are the workers' alone: their parent has also read what they read.
         """
         counts = {process: counted for process in self.last if (counted := _asked(process.io_counters)) is not None}
         if not self.last:
@@ -113,10 +99,6 @@ class ProcessTree:
             "disk_read_bytes_per_s": Count(self._fetched, self._root),
             "file_read_bytes_per_s": Count(read, loading),
         }
-
-
-def _accounts_s(used: Mapping[Any, Used]) -> float:
-    return sum(use.cpu_s + use.waited_s for use in used.values())
 
 
 def _process(pid: int) -> Any:

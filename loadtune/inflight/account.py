@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loadtune.records.loading import LoadingStep, TriedChange
+from loadtune.records.loading import Examined, LoadingStep
 
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
@@ -86,7 +86,7 @@ class Account:
     """The one, from 0, that takes clearly longer for a batch than the others. None: there is none."""
     slow_times: float | None = None
     """How many times as long as the median worker."""
-    changes: list[TriedChange] = field(default_factory=list)
+    changes: list[Examined] = field(default_factory=list)
     """Of the user's code: tried beside the loop, each on top of those before it."""
     changes_gain: float | None = None
     """Times as fast as the loop is predicted to be with all of them. None: there are none."""
@@ -94,8 +94,10 @@ class Account:
     """Why none were tried, or not all. None: nothing to say."""
 
     def __post_init__(self) -> None:
-        self.steps = [LoadingStep(**each) if isinstance(each, dict) else each for each in self.steps]  # from a file
-        self.changes = [TriedChange(**each) if isinstance(each, dict) else each for each in self.changes]
+        if any(isinstance(each, dict) for each in (*self.steps, *self.changes)):  # from a file
+            from msgspec import convert
+
+            self.steps, self.changes = convert(self.steps, list[LoadingStep]), convert(self.changes, list[Examined])
 
     def advise(self, *texts: str) -> None:
         self.advice += [each for each in texts if each not in self.advice]

@@ -56,7 +56,9 @@ class Advice:
         if do == "begin":
             self._loop, self._slices = loop, Slices.of(loop.total_s, loop.num_workers)
             try:
-                self.spare = Spare(loader[0], _way(loader[1], indices), max(1, loop.num_workers), self._slices.slice_s)
+                way = _way(loader[1], indices)
+                gpu_uuid = _gpu_uuid() if way.on_gpu else None
+                self.spare = Spare(loader[0], way, max(1, loop.num_workers), self._slices.slice_s, gpu_uuid)
             except Exception as error:  # the system gives no process
                 if raised_by_handler(error):
                     raise
@@ -69,7 +71,7 @@ class Advice:
         is_over = spare.poll()
         if len(spare.found) > len(account.changes):
             account.changes = list(spare.found)
-            account.changes_gain = self._loop.gain(spare.found)
+            account.changes_gain = self._loop.gain(spare.found, spare.gpu_busy)
         if not is_over:
             is_due = self._slices.add(now, seconds)
             rates = self._slices.rates if is_due else ()
@@ -95,3 +97,9 @@ def _way(parts: LoaderParts, indices: list[Any]) -> Way:
     memory_bytes = int(min(RAM_SHARE * free.ram_bytes, SHM_SHARE * free.shm_bytes) / free.num_ranks)
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return Way(loader=parts, indices=indices, num_samples=num_samples, memory_bytes=memory_bytes, on_gpu=on_gpu)
+
+
+def _gpu_uuid() -> str | None:
+    with suppress(Exception):  # no NVIDIA GPU
+        return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return None

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from loadtune.decide.advice import MOST_S, is_on
-from loadtune.records.loading import TriedChange
+from loadtune.records.loading import Examined
 from loadtune.stream import torch_private as private
 from loadtune.stream.shm_cleanup import is_alive, remove_segments
 
@@ -41,10 +41,13 @@ _SET_PDEATHSIG = 1  # of prctl
 class Spare:
     """The training's side: `poll` it in each step. Raises nothing but what the start of a process raises."""
 
-    def __init__(self, context: Any, way: Any, num_workers: int, slice_s: float) -> None:
-        """``way``: `loadtune.changes.way.Way`. ``context``: of multiprocessing. None: torch's."""
+    def __init__(self, context: Any, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None = None) -> None:
+        """``way``: `loadtune.changes.way.Way`. ``context``: of multiprocessing. None: torch's. ``gpu_uuid``: of the GPU
+        that trains. None: none is known."""
         context = context or torch.multiprocessing
-        self.found: list[TriedChange] = []
+        self.found: list[Examined] = []
+        self.gpu_busy: float | None = None
+        """Share of the time in which kernels ran, since it was started. None: the driver does not say."""
         self.reason: str | None = None
         """Why it ended early. None: it went to its end, or has not ended."""
         self.begun_s, self._is_whole = time.monotonic(), False
@@ -52,7 +55,7 @@ class Spare:
         self._news = select.poll()  # of a connection's own poll a step would take ten times as long
         self._news.register(self._results, select.POLLIN)
         way = replace(way, loader=replace(way.loader, sampler=None, generator=None))  # of no use; may not pickle
-        given = (os.getpid(), way, num_workers, slice_s, self._writer)
+        given = (os.getpid(), way, num_workers, slice_s, gpu_uuid, self._writer)
         self._process = context.Process(target=_keep, args=given, daemon=True, name="loadtune-spare")
         self._thread: threading.Thread | None = None
         if private.start_method(context) == "fork":
@@ -83,7 +86,7 @@ class Spare:
         with suppress(EOFError, OSError):
             while self._news.poll(0):
                 match self._results.recv():
-                    case TriedChange() as found:
+                    case (found, self.gpu_busy):
                         self.found.append(found)
                     case reason:
                         self.reason = None if reason is None else str(reason)
@@ -101,7 +104,7 @@ class Spare:
             self._process.terminate()
 
 
-def _keep(training: int, way: Any, num_workers: int, slice_s: float, results: Any) -> None:
+def _keep(training: int, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None, results: Any) -> None:
     """The keeper, from its start to its end."""
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)) or each == signal.SIGCHLD:
@@ -118,7 +121,7 @@ def _keep(training: int, way: Any, num_workers: int, slice_s: float, results: An
             _end_with_parent(signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if os.getppid() == keeper:
-                _try(way, num_workers, results)
+                _try(way, num_workers, gpu_uuid, results)
         finally:
             os._exit(0)
     with suppress(OSError):
@@ -156,7 +159,7 @@ def _silence() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(way: Any, num_workers: int, results: Any) -> None:
+def _try(way: Any, num_workers: int, gpu_uuid: str | None, results: Any) -> None:
     """In the process that tries: what is found goes through the pipe, and None at its end, or why it ended."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.nice(19)
@@ -174,20 +177,9 @@ def _try(way: Any, num_workers: int, results: Any) -> None:
     try:
         if loader.worker_init_fn is not None:
             loader.worker_init_fn(0)
-        titles = import_module("loadtune.changes").REMEDIES
-        for each in import_module("loadtune.changes.trial").stacked(way, _is_over):
-            if each.refused is None and each.before is not None and each.after is not None and each.cheaper is not None:
-                found = TriedChange(
-                    name=each.name,
-                    title=titles[each.name].title,
-                    before_cpu_s=each.before.sample_cpu_s,
-                    after_cpu_s=each.after.sample_cpu_s,
-                    cheaper=each.cheaper.value,
-                    num_samples=0 if each.values is None else each.values.num_samples,
-                    values="" if each.values is None else each.values.text,
-                    code=each.code,
-                )
-                results.send(found)
+        busy = import_module("loadtune.host.gpu").GpuBusy(gpu_uuid)
+        for found in import_module("loadtune.changes.trial").stacked(way, _is_over):
+            results.send((found, busy.look()))
         results.send(_over() if _is_over() else None)
     except BaseException as error:
         results.send(_over() if _is_over() else f"{type(error).__name__}: {error}")

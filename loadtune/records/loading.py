@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtune.statistics.interval import Interval
 from loadtune.units import percent_text, plain
 
 KEPT_STEPS = 8
@@ -31,33 +32,67 @@ class LoadingStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedChange:
-    """A change of the user's code that was tried on samples of the user's beside a running training, and is cheaper."""
+class Loading:
+    """What one process with one thread needs to make a sample in a batch, collating included."""
+
+    sample_s: float
+    """Wall seconds."""
+    sample_cpu_s: float
+    """CPU seconds of that."""
+    sample_bytes: float
+    """Bytes of a sample in a batch, as a worker sends it."""
+    prepare_s: float = 0.0
+    """Seconds on the device, before the batch is trained on: to make floats of bytes, say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """How the values that are trained on differ with a change, under equal random states."""
+
+    num_samples: int
+    most: float
+    """Largest difference of two values."""
+    mean: float
+    """Mean difference."""
+    spread: float
+    """Standard deviation of the values without the change."""
+
+    @property
+    def text(self) -> str:
+        if not self.most:
+            return f"values of {self.num_samples} samples are equal to the last bit"
+        spread = f"; they spread by {self.spread:.2g}" if self.spread else ""
+        differ = f"differ by at most {self.most:.2g}, on average by {self.mean:.2g}{spread}"
+        return f"values of {self.num_samples} samples {differ}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What loading some samples with a change and without it told, before it was tried in training."""
 
     name: str
-    """``tensor_decoding``."""
-    title: str
+    title: str = ""
     """What to do, in a few words: ``decode with torchvision``."""
-    before_cpu_s: float
-    """CPU seconds in which one process makes a sample with the changes before this one, collating included."""
-    after_cpu_s: float
-    """With this one, too."""
-    cheaper: float
-    """CPU seconds of a sample without this change ÷ those with it; at least 1.1."""
-    num_samples: int
-    """On which the values were compared. 0: they were not."""
-    values: str
-    """How the values differ: ``values are equal to the last bit``. Empty: they were not compared."""
-    code: str
-    """Lines to paste."""
+    refused: str | None = None
+    """Why the remedy cannot be used for this job. None: it can."""
+    before: Loading | None = None
+    """Without the remedy, timed in turn with `after`. None: the remedy does not change what is loaded."""
+    after: Loading | None = None
+    cheaper: Interval | None = None
+    """CPU seconds of loading without it ÷ with it. None: it does not change what is loaded."""
+    values: Values | None = None
+    """None: they were not compared."""
+    code: str = ""
+    """Lines to paste, where they depend on the job. Empty: the remedy's own lines."""
 
 
-def changes_text(changes: Sequence[TriedChange], gain: float) -> str:
+def changes_text(changes: Sequence[Examined], gain: float) -> str:
     """Of one change at least. ``gain``: predicted of all together: times as fast."""
-    each = [
-        f"{one.title} ({one.cheaper:.2g} times less CPU time a sample{one.values and f'; {one.values}'})"
-        for one in changes
-    ]
+    each = list[str]()
+    for one in changes:
+        found = [f"{one.cheaper.value:.2g} times less CPU time a sample"] if one.cheaper is not None else []
+        found += [one.values.text] if one.values is not None else []
+        each.append(f"{one.title} ({'; '.join(found)})")
     return f"training would be about {gain:.2g} times as fast with changes of your code: {', then '.join(each)}"
 
 

@@ -73,59 +73,6 @@ class Bottleneck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """What one process with one thread needs to make a sample in a batch, collating included."""
-
-    sample_s: float
-    """Wall seconds."""
-    sample_cpu_s: float
-    """CPU seconds of that."""
-    sample_bytes: float
-    """Bytes of a sample in a batch, as a worker sends it."""
-    prepare_s: float = 0.0
-    """Seconds on the device, before the batch is trained on: to make floats of bytes, say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """How the values that are trained on differ with a change, under equal random states."""
-
-    num_samples: int
-    most: float
-    """Largest difference of two values."""
-    mean: float
-    """Mean difference."""
-    spread: float
-    """Standard deviation of the values without the change."""
-
-    @property
-    def text(self) -> str:
-        if not self.most:
-            return f"values of {self.num_samples} samples are equal to the last bit"
-        spread = f"; they spread by {self.spread:.2g}" if self.spread else ""
-        differ = f"differ by at most {self.most:.2g}, on average by {self.mean:.2g}{spread}"
-        return f"values of {self.num_samples} samples {differ}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """What loading some samples with a change and without it told, before it was tried in training."""
-
-    name: str
-    refused: str | None = None
-    """Why the remedy cannot be used for this job. None: it can."""
-    before: Loading | None = None
-    """Without the remedy, timed in turn with `after`. None: the remedy does not change what is loaded."""
-    after: Loading | None = None
-    cheaper: Interval | None = None
-    """CPU seconds of loading without it ÷ with it. None: it does not change what is loaded."""
-    values: Values | None = None
-    """None: they were not compared."""
-    code: str = ""
-    """Lines to paste, where they depend on the job. Empty: the remedy's own lines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TriedRemedy:
     """One remedy: what was predicted of it, what was measured, and what to write."""
 

@@ -13,8 +13,8 @@ from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner
 from loadtune.report.store import as_json
-from loadtune.report.tables import Section, winners_table
-from loadtune.report.wording import answer_text, gain_text, limit_sentences, remedy_text, settings_text
+from loadtune.report.tables import Section
+from loadtune.report.wording import answer_text, gain_text, remedy_text, settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -198,24 +198,4 @@ def json(result: TuningResult, winner: Winner) -> str:
     )
 
 
-def markdown(result: TuningResult, winner: Winner) -> str:
-    """The table of the page and code, for a pull request, a wiki or a job's summary."""
-    table = winners_table(result, {"answer": winner})
-    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
-    limits = limit_sentences(result) if winner == result.best else ()  # of the best at any batch size only
-    return (
-        f"### {_escaped(result.config.workload.title)} on {_escaped(result.device.name)}\n\n"
-        + "".join(f"| {' | '.join(cell.strip() for cell in row)} |\n" for row in rows)
-        + "".join(f"\n{_escaped(sentence)}\n" for sentence in (_provenance(result, winner), *limits))
-        + f"\n```python\n{loader_code(result, winner.config)}\n{step_code(result, winner.config)}```\n"
-    )
-
-
-def _escaped(text: str) -> str:
-    """Names may hold characters that are markup in Markdown."""
-    return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))
-
-
-FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {
-    form.__name__: form for form in (python, pytorch, json, markdown)
-}
+FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {"python": python, "pytorch": pytorch, "json": json}

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -32,8 +32,6 @@ STUDY_FILE = "study.db"
 LOG_FILE = "training.log"
 """What the training process and its workers write."""
 _LOCK_FILE = "run.lock"
-_MOST_BYTES = 256 * 1024**2
-"""Of a file that is read: a run of a hundred trials has a few MB."""
 _RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")
 
 
@@ -48,13 +46,11 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
     """The folder of a run: the one that is given, or a new one.
 
     A new one is removed where the run ends in an error before its run.json is there, unless the error names its log.
-    Where it was killed, the next run beside it on this machine removes what it left.
     """
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = new_run_folder(out, label) if given is None else given
     with suppress(OSError):  # the first file says what is wrong
         folder.mkdir(parents=True, exist_ok=True)
-    _tidy(folder.parent)
     try:
         yield folder
     except (LoadtuneError, KeyboardInterrupt) as error:
@@ -67,32 +63,28 @@ def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = Fa
         raise
 
 
-def _tidy(runs: Path) -> None:
-    """Remove what killed runs of this machine left in these folders: locks, half-written files, and a folder without
-    anything else. A lock of another machine is not seen on every file system; one that is empty was just made."""
-    for lock in runs.glob(f"*/{_LOCK_FILE}"):
-        with suppress(LoadtuneError, OSError):
-            if _RUN_NAME.fullmatch(lock.parent.name) and f" on {socket.gethostname()},".encode() in lock.read_bytes():
-                with owned(lock.parent, surely=True):
-                    for log in lock.parent.glob(LOG_FILE):
-                        if not log.stat().st_size:
-                            log.unlink()
-                lock.parent.rmdir()
-
-
 @contextmanager
-def owned(folder: Path, *, surely: bool = False) -> Iterator[None]:
+def owned(folder: Path) -> Iterator[None]:
     """Keep every other run out of the folder. The kernel releases the lock, however this process ends.
 
-    Raises UsageError where another run has it, ResultError where nothing can be written there, or `surely` asks for a
-    lock on a file system without locks.
+    Raises UsageError where another run has it, ResultError where nothing can be written there.
     """
     path = folder / _LOCK_FILE
     try:
-        file = _locked(path, surely)
+        file = path.open("a+")
     except OSError as error:
         raise not_written(path, error) from error
     with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f"{folder} is in use by another run ({file.read()}). A folder takes one run at a time. Wait "
+                "until that run ends, or run without --resume."
+            ) from None
+        except OSError:  # a file system without locks: no other run is noticed
+            pass
         for name in (RESULT_FILE, STUDY_FILE, RUN_FILE, "report.html"):  # of an owner that was killed
             for half_written in folder.glob(f".{name}.????????"):
                 half_written.unlink(missing_ok=True)
@@ -105,29 +97,6 @@ def owned(folder: Path, *, surely: bool = False) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 path.unlink()
-
-
-def _locked(path: Path, surely: bool) -> TextIO:
-    """The file at `path`, which is ours until it is closed; on a file system without locks anybody's, or OSError."""
-    while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                file.seek(0)
-                raise UsageError(
-                    f"{path.parent} is in use by another run ({file.read()}). A folder takes one run at a time. Wait "
-                    "until that run ends, or run without --resume."
-                ) from None
-        except OSError:  # a file system without locks
-            if surely:
-                file.close()
-                raise
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        file.close()  # its owner ended meanwhile, and removed it
 
 
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
@@ -237,8 +206,6 @@ def read_record(file: Path, kind: type[T], name: str, *, or_else: str, to_import
     try:
         with file.open("rb") as opened:
             about = os.fstat(opened.fileno())
-            if about.st_size > _MOST_BYTES:
-                raise ResultError(f"{file} has {bytes_text(about.st_size)}: no {name} of loadtune has so much.")
             if to_import and (about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH):
                 raise ResultError(
                     f"{file} belongs to user {about.st_uid} and has mode {stat.filemode(about.st_mode)}. The code that "

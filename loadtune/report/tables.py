@@ -1,9 +1,9 @@
 """Tables: a row is a configuration, with what was set, measured and judged of it. And how rich shows a table.
 
-The page, Markdown and the terminal show the same cells.
+The page and the terminal show the same cells.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -72,24 +72,21 @@ def number(found: float | Interval | None, shown: Callable[[Any], str] = str) ->
 
 
 def best_and_baseline(result: TuningResult) -> Table | None:
-    """None: nothing was confirmed."""
-    winners = {"best": result.best} if result.best else {}
-    if (at_size := result.best_at_your_batch) and at_size != result.best:
-        winners[f"best at batch {result.config.yours.batch_size}"] = at_size
-    return winners_table(result, winners) if winners else None
-
-
-def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
-    """A column for each, by its title, and one for the baseline; a line for each figure that one of them has."""
-    better = {title: each for title, each in winners.items() if each.config != result.yours}
+    """A column for each answer and one for the baseline; a line for each figure that one of them has. None: nothing was
+    confirmed."""
+    best, at_yours = result.best, result.best_at_your_batch
+    if best is None:
+        return None
+    winners = {"best": best, f"best at batch {result.config.yours.batch_size}": None if at_yours == best else at_yours}
+    better = {title: each for title, each in winners.items() if each is not None and each.config != result.yours}
     columns = {title: confirmed_row(result, each.config, each) for title, each in better.items()}
     if result.yours is not None:
         columns["baseline"] = confirmed_row(result, result.yours, None)
     missing = Cell(MISSING)
     names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
     rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
-    is_doubted = result.best is not None and doubt_of(result, result.best) is not None
-    return Table(title="Not confirmed" if is_doubted else "Confirmed", columns=("", *columns), rows=rows)
+    title = "Confirmed" if doubt_of(result, best) is None else "Not confirmed"
+    return Table(title=title, columns=("", *columns), rows=rows)
 
 
 def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:

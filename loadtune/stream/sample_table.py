@@ -54,10 +54,9 @@ class Row(ctypes.Structure):
     batch: Any
     """That batch's first indices."""
 
-    _NAMES = (
-        "num_begun num_ended began_s first_s num_timed made_s made_s2 cpu_s ready_s draws digest pid batch_size index"
-    )
-    _fields_ = [(name, ctypes.c_double) for name in _NAMES.split()] + [("batch", ctypes.c_double * _MAX_KEPT)]
+
+_DOUBLES = ctypes.c_double * _MAX_KEPT
+Row._fields_ = [(name, _DOUBLES if name == "batch" else ctypes.c_double) for name in Row.__annotations__]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,9 @@ class SharedMemory:
         if descriptor is None:
             descriptor = os.memfd_create("loadtune-samples")
             os.ftruncate(descriptor, self._NUM_BYTES)
-        self._descriptor, self._close = descriptor, weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        self.close_descriptor = weakref.finalize(self, os.close, descriptor)
+        """The memory stays readable, and can be handed to no further process."""
         self._memory = mmap.mmap(descriptor, self._NUM_BYTES)
 
     def __reduce__(self) -> Any:
@@ -92,10 +93,6 @@ class SharedMemory:
 
     def fileno(self) -> int:
         return self._descriptor
-
-    def close_descriptor(self) -> None:
-        """The memory stays readable, and can be handed to no further process."""
-        self._close()
 
 
 def _reopened(kind: type[SharedMemory], duplicate: Any) -> SharedMemory:

@@ -113,7 +113,8 @@ def _walk(owner: Any, places: Sequence[Place], *, in_datasets: bool) -> Path:
         return name, ""
     while at < len(places) and _is_users(places[at]):
         lines, at = [*lines, _line_text(places[at])], at + 1
-    called = next(filter(None, (_called(place) for place in places[at:] if _run_by(owner, place) is None)), "")
+    outside = (place for place in places[at:] if _run_by(owner, place) is None and not _is_users(place))
+    called = next(filter(None, map(_called, outside)), "")
     if lines:
         return (*list(dict.fromkeys(lines))[:_MOST_LINES], called)
     return (f"{name}: {called}" if called else name, "")
@@ -219,13 +220,9 @@ def _label(value: Any) -> str:
     return str(value.__name__ if is_named else type(value).__name__)
 
 
-def _called(place: Place) -> str:
-    """``DataFrame.drop``. Empty: it is the user's code or a decorator's, whose name says nothing."""
-    return "" if _is_users(place) else _qualified(place)
-
-
 @cache
-def _qualified(place: Place) -> str:
+def _called(place: Place) -> str:
+    """``DataFrame.drop``. Empty: it is a decorator's, whose name says nothing."""
     for module in list(sys.modules.values()):
         names: dict[str, Any] = {}
         with suppress(AttributeError):  # of the object itself: a lazy module would be imported

@@ -18,9 +18,9 @@ from loadtune.limits.recipe import nothing_fits
 from loadtune.records.config import LiveObjects, LoaderConfig, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.footprint import StepAccount
+from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window, raise_for_the_user
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.result import Examined
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch

@@ -28,7 +28,7 @@ from loadtune.workload import batches
 from loadtune.workload.batches import Batch, is_pair, num_bytes, sample_shape, structure_text, tensors_of
 from loadtune.workload.build import Workload, code_of
 from loadtune.workload.datasets import RandomSamples
-from loadtune.workload.samples import fetch_samples, find_places, make_batch, stream_samples
+from loadtune.workload.samples import fetch_samples, find_places, make_batch, one_thread, stream_samples
 from loadtune.workload.tasks import IGNORED_TARGET, class_dimension, model_logits
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
@@ -199,17 +199,6 @@ def _size_of(sample: Any) -> int:
     return int(nbytes) if nbytes is not None else num_bytes(sample) or 1
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """As DataLoader has it in each worker."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def busy_s() -> float:
     """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core:
     what does not wait for storage."""
@@ -314,9 +303,9 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
     spec = workload.spec
     if workload.own & {"loader", "dataset"}:
         return "The model has to take what the dataset delivers: change the dataset or the model."
-    from loadtune.changes.transforms import steps_of  # needs torchvision, which a dataset that was named is of
+    from loadtune.changes.transforms import find_transforms  # needs torchvision, which a dataset that was named is of
 
-    steps = ", ".join(type(step).__name__ for step in steps_of(workload.dataset))
+    steps = ", ".join(type(step).__name__ for each in find_transforms(workload.dataset) for step in each.steps)
     return (
         f"The dataset {spec.dataset} comes with the transform {steps}: change --image-size or the model, or "
         "give a function that makes the dataset: --dataset FILE.py:fn."

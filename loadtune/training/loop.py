@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from multiprocessing import reduction
 from pickle import PicklingError
 from typing import Any, NamedTuple
@@ -199,34 +200,29 @@ def window_ends(window_s: float, num_workers: int, elapsed_s: float, num_steps: 
 
 
 class Marks:
-    """Seconds of a window in ``copy_s`` and ``compute_s``; before them, in each step, the device may be idle.
+    """Ends of three parts of each step: the device may be idle until a batch is there, copies it, computes with it.
 
     A mark is a time, on CUDA an event on the stream. All are read after the synchronisation that ends the window.
     """
 
     def __init__(self, stream: Any = None) -> None:
         """Made right after a synchronisation, when the first window begins. ``stream``: CUDA's. None: there is none."""
-        self._stream = stream
-        self._last = self._mark()
-        self._passed: list[tuple[str, Any]] = []
+        self._stream, self._marks = stream, list[Any]()
+        self.end_part()
 
-    def _mark(self) -> Any:
+    def end_part(self) -> None:
+        """On CUDA, once the device has done what was launched."""
         if self._stream is None:
-            return time.monotonic()
-        return self._stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-
-    def end(self, part: str) -> None:
-        """This part of a step ends; on CUDA, once the device has done what was launched."""
-        self._passed.append((part, self._mark()))
+            self._marks.append(time.monotonic())
+        else:
+            self._marks.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))  # type: ignore[no-untyped-call]
 
     def cut(self) -> dict[str, Any]:
-        parts = {"idle": 0.0, "copy_s": 0.0, "compute_s": 0.0}
-        for part, mark in self._passed:
-            parts[part] += mark - self._last if self._stream is None else self._last.elapsed_time(mark) / 1000
-            self._last = mark
-        self._passed.clear()
-        del parts["idle"]
-        return parts
+        """Seconds of a window, by the names of `Window`."""
+        pairs = pairwise(self._marks)
+        parts = [b - a if self._stream is None else a.elapsed_time(b) / 1000 for a, b in pairs]
+        del self._marks[:-1]
+        return {"copy_s": sum(parts[1::3]), "compute_s": sum(parts[2::3])}
 
 
 def time_training(
@@ -335,11 +331,11 @@ class TimedLoop:
         before, asked_s = loader.depth(), time.monotonic()
         batch = loader.next_batch()
         wait_s, after = time.monotonic() - asked_s, loader.depth()
-        marks.end("idle")
+        marks.end_part()
         on_device = trainer.receive(batch)
-        marks.end("copy_s")
+        marks.end_part()
         trainer.step(on_device)
-        marks.end("compute_s")
+        marks.end_part()
         return _Step(wait_s, trainer.num_samples(batch), num_tokens(batch), before, after)
 
 

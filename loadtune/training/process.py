@@ -38,7 +38,6 @@ MAX_BYTES = 1 << 20
 """The log is cut when it is longer; between two looks it may grow beyond that."""
 LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its newest part]\n"
 _TAIL_READ_BYTES = 131_072
-TAIL_LINES = 40
 LAST_WORDS_LINES = 1000
 """What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 
@@ -61,7 +60,7 @@ class BoundedLog:
         except OSError:
             return 0
 
-    def tail(self, num_lines: int = TAIL_LINES) -> str:
+    def tail(self, num_lines: int = 40) -> str:
         try:
             with self._path.open("rb") as log:
                 log.seek(max(self._start, self.size() - _TAIL_READ_BYTES))

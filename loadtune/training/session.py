@@ -8,19 +8,24 @@ from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.connection import Connection
+from shutil import disk_usage
 from typing import Any
 
 import torch
 
+from loadtune.changes.trial import Ways, examine
+from loadtune.changes.way import Way
+from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
 from loadtune.errors import DeviceError, LoadtuneError
 from loadtune.footprint.account import AllocatorLog
 from loadtune.host.machine import read_gpus
+from loadtune.host.memory import read_ram
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.footprint import StepAccount
+from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, non_finite_loss
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.result import Examined
 from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import SampleTable
 from loadtune.training.describe import Samples, describe, match_random_targets, train_small
@@ -28,10 +33,9 @@ from loadtune.training.failures import Circumstances, failure_from, leaves_conte
 from loadtune.training.loop import EndlessLoader, time_training
 from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
 from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
-from loadtune.training.remedied import RemediedJobs
 from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
-from loadtune.workload.build import build_workload
+from loadtune.workload.build import Workload, build_workload
 
 
 class Session:
@@ -60,7 +64,16 @@ class Session:
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
-        self._jobs = RemediedJobs(self._workload, self._device, line)
+        free_bytes = int(min(RAM_SHARE * read_ram().available_bytes, SHM_SHARE * disk_usage("/dev/shm").free))
+        self._ways = Ways(
+            Way(
+                loader=self._workload.loader,
+                indices=self._workload.epoch.indices,
+                on_gpu=begin.device.kind == "cuda",
+                memory_bytes=free_bytes,
+                has_loader="loader" in self._workload.own,
+            )
+        )
         # By loader and remedies: one run is too short to tell steps, and what was seen is kept for the next.
         self._looks_at = lru_cache(maxsize=16)(lambda *_: Looks())
         self.memory.remember_idle()
@@ -114,20 +127,28 @@ class Session:
         self.memory.free_pinned()
         trainer = self._trainer(config.recipe, config.batch_size, sums_losses=True, remedies=config.remedies)
         warm_up(trainer, self._samples.resident(config.batch_size, trainer), self._line)
-        job = self._jobs.job(config.remedies)
+        job = self._job(config.remedies)
         looks = self._looks_at(config.loader, config.remedies)
         loader = EndlessLoader(job, config.loader, number=number, table=self._line.samples, looks=looks)
         with closing(loader) as batches:
             return time_training(trainer, batches, window_s, self._line, self.memory)
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...]:
-        return self._jobs.examine(config, names)
+        """Each of these remedies on top of those that the configuration has."""
+        self._line.enter("remedies")
+        given: dict[str, Any] = {"batch_size": config.batch_size, "device": self._device, "pulse": self._line.pulse}
+        return tuple(examine(self._ways, config.remedies, name, **given) for name in names)
+
+    def _job(self, remedies: tuple[str, ...]) -> Workload:
+        """Raises NotApplicableError."""
+        way = self._ways.way(remedies)
+        return replace(self._workload, loader=way.loader, on_device=way.on_device)
 
     def _trainer(
         self, recipe: Recipe, batch_size: int, *, sums_losses: bool = False, remedies: tuple[str, ...] = ()
     ) -> Trainer:
         self._line.enter("prepare")
-        job, places = self._jobs.job(remedies), self._samples.places
+        job, places = self._job(remedies), self._samples.places
         kind = OwnStep if self._with_own_step else Trainer
         return kind(self._model, recipe, job, sums_losses=sums_losses, places=places, batch_size=batch_size)
 

@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import Subset, default_collate, default_convert
 
 from loadtune.errors import WorkloadError
@@ -33,6 +35,17 @@ def fetch_samples(loader: LoaderParts, indices: Sequence[Any]) -> list[Any]:
             user_traceback(error),
         ) from error
     return read
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As DataLoader has it in each worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def owner_of(dataset: Any) -> Any:

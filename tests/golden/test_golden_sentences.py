@@ -14,7 +14,7 @@ from page_rig import config, explained, golden, measured, measurement
 from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
 from loadtune.records.config import Recipe, TrialConfig
-from loadtune.records.loading import LoadingStep, TriedChange
+from loadtune.records.loading import Examined, LoadingStep, Values
 from loadtune.records.result import Finalist, TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.live import progress_line
@@ -40,15 +40,18 @@ STEPS = [
     LoadingStep(name="collate_fn: default_collate", share=0.07, waits=None),
 ]
 CHANGES = [
-    TriedChange(
-        name=name, title=title, before_cpu_s=0.004, after_cpu_s=0.002, cheaper=cheaper, num_samples=64, values=values,
-        code=code,
-    )
+    Examined(name=name, title=title, cheaper=Interval(value=cheaper), values=values, code=code)
     for name, title, cheaper, values, code in (
-        ("draft_decoding", "decode JPEG at reduced size", 1.83, "values differ by at most 0.018", "import a\na.b = c"),
-        ("opencv_threads", "one OpenCV thread in each worker", 1.2, "", "cv2.setNumThreads(1)"),
+        (
+            "draft_decoding",
+            "decode JPEG at reduced size",
+            1.83,
+            Values(num_samples=64, most=0.018, mean=0.0003, spread=0.9),
+            "import a\na.b = c",
+        ),
+        ("opencv_threads", "one OpenCV thread in each worker", 1.2, None, "cv2.setNumThreads(1)"),
     )
-]  # fmt: skip
+]
 OF_RANKS = {"samples_per_s": 300.0, "blocked_s": 18.0, "bottleneck": "workers"}
 
 

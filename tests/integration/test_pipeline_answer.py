@@ -71,7 +71,7 @@ def test_where_nothing_is_proven_better_every_view_gives_your_settings(
         assert (applied.batch_size, applied.num_workers, applied.persistent_workers) == (64, 8, True)
         forms = {form: loadtune.export(result, form, keep_batch_size=keep_batch_size) for form in FORMS}
         assert all("64" in text and "256" not in text for text in forms.values())
-        assert all(told in " ".join(forms[name].replace("#", "").split()) for name in ("python", "markdown"))
+        assert told in " ".join(forms["python"].replace("#", "").split())
 
 
 def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from loadtune.changes import REMEDIES
 from loadtune.errors import WorkloadError
 from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig, TuneConfig
+from loadtune.records.loading import Examined, Loading
 from loadtune.records.measurement import TrialFailure
-from loadtune.records.result import Examined, Loading, Remedies, TriedRemedy, TuningResult
+from loadtune.records.result import Remedies, TriedRemedy, TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result
 from loadtune.report.terminal_answer import terminal_answer

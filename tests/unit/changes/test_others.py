@@ -14,7 +14,7 @@ from workload_rig import workload_of
 
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Way
-from loadtune.records.result import Examined
+from loadtune.records.loading import Examined
 
 
 def examined(dataset: Any, name: str, *, memory_bytes: int = 1 << 30) -> Examined:

@@ -18,9 +18,9 @@ from torchvision.transforms.v2 import functional as v2_functional
 from workload_rig import workload_of
 
 from loadtune.changes import replaced
-from loadtune.changes.changed import Changed, How
 from loadtune.changes.trial import Ways, examine
-from loadtune.records.result import Examined
+from loadtune.changes.way import Changed, How
+from loadtune.records.loading import Examined
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEVEL = 1 / 255 / min(STD)

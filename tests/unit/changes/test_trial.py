@@ -18,7 +18,7 @@ from loadtune.changes import REMEDIES, Remedy, Situation, trial
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Way
 from loadtune.records.config import TrialConfig
-from loadtune.records.result import Examined
+from loadtune.records.loading import Examined
 from loadtune.workload.build import Workload
 
 MEAN = (0.485, 0.456, 0.406)
@@ -133,7 +133,7 @@ def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: p
 
     wide = torch.tensor([[-30.0, 0.0, 30.0]] * 4)
     assert text(spoiled(first_column, wide, monkeypatch)).startswith(
-        "values of 8 samples differ by at most 0.5, on average by 0.17;"
+        "values of 4 samples differ by at most 0.5, on average by 0.17;"
     )
     assert "samples would be other ones" in (spoiled(first_column, wide / 30, monkeypatch).refused or "")
 

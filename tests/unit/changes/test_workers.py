@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from remedy_rig import Table, job_with, lines_of, parts_of
+from remedy_rig import Table, job_with, lines_of, parts_of, way_of
 from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError
+from loadtune.changes.trial import Ways
 from loadtune.records.config import LoaderConfig
 
 LEFT = [0]
@@ -63,6 +64,8 @@ def test_workers_use_one_thread_and_the_users_own_function_is_still_called(cv2: 
     job = workload_of(own.dataset, **parts_of(own))
     assert told(job.loader.make(one, multiprocessing_context="fork")) == [8, 7]
     assert told(job_with(job, "opencv_threads").loader.make(one, multiprocessing_context="fork")) == [1, 7]
+    tried = Ways(way_of(job)).way(["opencv_threads"])
+    assert tried.load([0])[0] == 1, "samples are timed as such workers load them"
     assert (cv2.num, own.worker_init_fn) == (8, leave), "this process and the user's loader are as before"
     code = lines_of("opencv_threads", job)
     names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader, "loader": own}

@@ -6,7 +6,7 @@ import pytest
 
 from loadtune.decide.advice import MOST_S, AtRest, Seen, Slices, is_missed, is_on, next_step
 from loadtune.model.workers import Loop, Work
-from loadtune.records.loading import TriedChange
+from loadtune.records.loading import Examined, Loading
 
 BEGINS, RUNS = Seen(is_settled=True, hoped=1.5), Seen(is_settled=True, ran_s=9.0)
 
@@ -58,9 +58,9 @@ def test_a_step_that_spans_slices_and_a_loop_that_stands_still_tell_nothing():
     assert all(rate == pytest.approx(1.0) for rate in slices.rates)
 
 
-def tried(before_cpu_s, after_cpu_s):
-    given = {"name": "", "title": "", "num_samples": 64, "values": "", "code": ""}
-    return TriedChange(before_cpu_s=before_cpu_s, after_cpu_s=after_cpu_s, cheaper=before_cpu_s / after_cpu_s, **given)
+def tried(*cpu_s):
+    before, after = (Loading(sample_s=1.0, sample_cpu_s=each, sample_bytes=1.0) for each in cpu_s)
+    return Examined(name="", before=before, after=after)
 
 
 LIMITED = AtRest(
@@ -88,6 +88,11 @@ LIMITED = AtRest(
 )
 def test_what_changes_are_said_to_bring(loop, changes, gain):
     assert loop.gain(changes) == pytest.approx(gain, rel=0.04)
+
+
+@pytest.mark.parametrize(("busy", "gain"), [(None, 2.0), (0.1, 2.0), (0.8, 1.25), (1.0, 1.0)])
+def test_a_gpu_that_computes_while_the_loop_waits_leaves_less_to_gain(busy, gain):
+    assert LIMITED.gain([tried(0.01, 0.005)], busy) == pytest.approx(gain, rel=0.04)
 
 
 def test_half_the_cpu_time_is_hoped_for():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from loadtune.host.gpu import Gpm, GpuOthers, gpu_use, visible_uuids
+from loadtune.host.gpu import Gpm, GpuBusy, GpuOthers, gpu_use, visible_uuids
 from loadtune.host.machine import choose_device, read_gpus, read_host, read_telemetry
 from loadtune.host.nvml import PATIENCE_S, NoAnswerError, Nvml, NvmlDevice
 from loadtune.host.telemetry import Sampler, machine_probes
@@ -242,6 +242,23 @@ def test_what_the_gpu_does_and_others_take_of_it(gpu, namespace):
     probe = GpuOthers(gpu(library), lambda: {812}, namespace)
     assert probe.look() == {"gpu_others_sm_fraction": None}
     assert probe.look()["gpu_others_sm_fraction"] == pytest.approx(0.2)
+
+
+def test_how_busy_it_was_is_the_mean_of_the_drivers_samples_each_taken_once(gpu):
+    def sample_of(stamp_us, percent):
+        return SimpleNamespace(timeStamp=stamp_us, sampleValue=SimpleNamespace(uiVal=percent))
+
+    delivered = [[sample_of(5, 20)], [], [sample_of(5, 20), sample_of(9, 60), sample_of(7, 70)]]
+
+    def answer(handle, kind, after_us):
+        if not (samples := delivered.pop(0)):
+            raise FakeNvmlError(NOT_FOUND)
+        return 0, samples
+
+    busy = GpuBusy(UUIDS[0], gpu(FakeNvml(nvmlDeviceGetSamples=answer)).nvml)
+    assert [busy.look(), busy.look()] == [pytest.approx(0.2), pytest.approx(0.5)]
+    for uuid, library in (("GPU-not-there", FakeNvml()), (None, FakeNvml()), (UUIDS[0], BrokenNvml())):
+        assert GpuBusy(uuid, gpu(library).nvml).look() is None
 
 
 def test_nobody_since_the_last_look_is_a_measured_zero_and_a_container_compares_no_process_ids(gpu, namespace):

@@ -8,7 +8,7 @@ from loadtune.errors import UsageError
 
 
 def test_an_unknown_form_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="format is 'yaml'; it must be python, pytorch, json"):
+    with pytest.raises(UsageError, match="format is 'yaml'; it must be python, pytorch or json"):
         export(golden(), "yaml")
 
 
@@ -17,9 +17,3 @@ def test_no_name_gets_out_of_its_comment(form: str) -> None:
     text = export(named('x:y\nraise SystemExit("out")\r"""\\', golden()), form)
     compile(text, form, "exec")
     assert not any(line.startswith("raise") for line in text.splitlines())
-
-
-def test_markdown_escapes_names() -> None:
-    text = export(named("a|b:<c>", golden()), "markdown")
-    assert r"a\|b:\<c\>" in text
-    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {4}

@@ -20,5 +20,4 @@ def test_every_view_gives_the_same_answer_and_no_rate_that_may_be_0() -> None:
     assert said.startswith(f"Batch 256: {told}\nloader = DataLoader(")
     assert "\nNo conclusion at batch size 64: a gain of up to 2.50× is not excluded" in said
     assert page_view(result)["headline"].endswith(f", fused optimizer: {told}")
-    for form in ("python", "markdown"):
-        assert f"{told} Confirmed by " in " ".join(export(result, form).replace("#", "").split())
+    assert f"{told} Confirmed by " in " ".join(export(result, "python").replace("#", "").split())

@@ -174,11 +174,11 @@ def test_parts_are_the_devices_own(monkeypatch: pytest.MonkeyPatch, wait: float,
     marks = Marks(device)
     for _ in range(10):
         device.host_s += wait
-        marks.end("idle")
+        marks.end_part()
         device.launch(copy)
-        marks.end("copy_s")
+        marks.end_part()
         device.launch(compute)
-        marks.end("compute_s")
+        marks.end_part()
     device.synchronize()
     parts = marks.cut()
     assert parts == pytest.approx({"copy_s": 10 * copy, "compute_s": 10 * compute})

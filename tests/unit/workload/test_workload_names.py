@@ -8,7 +8,7 @@ import pytest
 import torchvision
 from PIL import Image
 
-from loadtune.changes.transforms import steps_of
+from loadtune.changes.transforms import find_transforms
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
@@ -178,7 +178,7 @@ def test_mnist_keeps_one_channel_for_a_model_of_ones_own(tmp_path):
     ):
         workload = build_workload(spec(dataset="MNIST", data_root=str(tmp_path), **more))
         assert workload.dataset[0][0].shape == shape
-        assert "ToTensor" in str(steps_of(workload.dataset))
+        assert "ToTensor" in str([each.steps for each in find_transforms(workload.dataset)])
 
 
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):
