@@ -67,7 +67,7 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]
         recipes.choose()
         state.recipes = tuple(recipes.choices)
         journal.note(*recipes.notes)
-        for choice in state.recipes:
+        for choice in () if state.config.workload.command else state.recipes:  # of a script nothing was chosen
             journal.tell(recipe_line(choice))
         probes = {each.chosen.precision: _bound_batches(run, facts, each.point) for each in state.recipes}
         journal.save()

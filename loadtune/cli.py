@@ -6,7 +6,7 @@ the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they 
 
 import sys
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -18,7 +18,8 @@ from loadtune.cli_memory import memory
 from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
 from loadtune.cli_results import export, report
 from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
-from loadtune.options import TABLE, check, with_settings
+from loadtune.errors import UsageError
+from loadtune.options import TABLE, check, with_command, with_settings
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
 
@@ -35,6 +36,7 @@ RUN_EXAMPLES = """PATH:FN names a function or class of yours: pkg.mod:name or FI
 
 \b
 Examples:
+  loadtune run -- python train.py --epochs 90
   loadtune run --dataset FakeData --model resnet50
   loadtune run --dataset train:make_dataset --model train:make_model \\
     --batch-size 64 --num-workers 4 --pin-memory --amp bf16
@@ -60,9 +62,17 @@ def _all_commands(
     """Options that stand before a command's name."""
 
 
-@app.command(cls=RunCommand, epilog=RUN_EXAMPLES)
+@app.command(cls=RunCommand, epilog=RUN_EXAMPLES, context_settings={"allow_interspersed_args": False})
 @takes(TABLE)
 def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="Your training script, as you start it. Its settings are the baseline.",
+            rich_help_panel="What to train",
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="[FOLDER]", help="Continue the run in FOLDER, or the newest.", rich_help_panel="Output"),
@@ -75,9 +85,10 @@ def run(
 ) -> int:
     """Find the fastest settings for training on this machine.
 
-    Finds the largest batch that fits, measures real training steps with different settings, then measures the best
-    ones and your settings (the baseline) again. Prints the best beside the baseline and writes everything into a folder
-    of its own. Ctrl-C ends the run early and keeps what was measured.
+    What trains is your script, given after --, or the job that the options describe. Finds the largest batch that
+    fits, measures real training steps with different settings, then measures the best ones and your settings (the
+    baseline) again. Prints the best beside the baseline and writes everything into a folder of its own. Ctrl-C ends the
+    run early and keeps what was measured.
     """
     from loadtune.host.machine import choose_device, read_host
     from loadtune.report import store
@@ -90,9 +101,13 @@ def run(
     given, folder, kept = settings(TABLE, words), None, TuneConfig()
     if resume is not None:
         folder, kept = _resumed(given.get("out", kept.out) if resume == NEWEST else resume)
-    config = check(with_settings(kept, given), given)
+    config = with_settings(kept, given)
+    if command is not None:
+        config = with_command(config, _after_dashes(command))
+    config = check(config, given)
     parts = {"--dataset": {"dataset", "loader"}, "--model": {"model", "step"}}
-    absent = [flag for flag, names in parts.items() if folder is None and names.isdisjoint(given)]
+    is_known = folder is not None or bool(config.workload.command)
+    absent = [flag for flag, names in parts.items() if not is_known and names.isdisjoint(given)]
     facts = read_host()
     stream = sys.stderr if json else sys.stdout
     machine = machine_line(facts, choose_device(facts, config.device))  # one that is not there ends the run here
@@ -115,6 +130,16 @@ def run(
     if json:
         show((), result, json=True)
     return exit_code(result)
+
+
+def _after_dashes(words: list[str]) -> list[str]:
+    """The command, whose first word is ``--``, as `RunCommand` leaves it."""
+    if words[0] != "--":
+        raise UsageError(
+            f"{words[0]!r} stands without an option. A script is tuned with -- before its command: "
+            f"loadtune run -- {join(words)}"
+        )
+    return words[1:]
 
 
 def exit_code(result: TuningResult) -> int:

@@ -86,7 +86,7 @@ class PanelCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         shown: dict[str, list[tuple[str, str]]] = {panel: [] for panel in (*PANELS[:-1], "Options", PANELS[-1])}
-        parameters: list[Any] = self.get_params(ctx)
+        parameters: list[Any] = sorted(self.get_params(ctx), key=lambda each: each.param_type_name != "argument")
         for parameter in parameters:
             parameter.hidden = bool(self.common) and parameter.name not in self.common and _META not in ctx.meta
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -100,16 +100,19 @@ class PanelCommand(TyperCommand):
 
 
 class RunCommand(PanelCommand):
-    """Lets ``--resume`` come without a folder, which typer cannot declare."""
+    """Lets ``--resume`` come without a folder, which typer cannot declare, and keeps the ``--`` before a command."""
 
     common = (
-        *("loader", "dataset", "model", "loss", "optimizer", "step"),
+        *("command", "loader", "dataset", "model", "loss", "optimizer", "step"),
         *("batch_size", "num_workers", "pin_memory", "precision"),
         *("device", "time_budget_s", "out", "quiet", "help_all", "help"),
     )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        dashes = args.index("--") if "--" in args else len(args)
+        command = [*args[dashes : dashes + 1], *args[dashes:]]  # what reads the options takes the first -- away
+        args = args[:dashes]
         for at, word in enumerate(args):
             if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
                 args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [*args, *command])

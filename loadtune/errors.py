@@ -49,6 +49,10 @@ class TrainingError(LoadtuneError):
     """The training process could not be started, or ends again and again."""
 
 
+class ScriptEndedError(Exception):
+    """The user's script came to its end by itself, while steps of it were asked for. It is started again."""
+
+
 class OutOfTimeError(LoadtuneError):
     """The time budget ended before the request was done.
 

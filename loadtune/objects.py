@@ -1,12 +1,13 @@
 """A training job that was given as objects in Python: checked, named and packed for the training process."""
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from loadtune.errors import UsageError
-from loadtune.options import FLAGS, check, checked, fixed_of, one_of, with_settings
+from loadtune.options import FLAGS, TABLE, check, checked, fixed_of, one_of, with_command, with_settings
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, TuneConfig, WorkloadPart, WorkloadSpec
 
 if TYPE_CHECKING:
@@ -49,17 +50,32 @@ def asked(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[TuneCo
 
     ``parts``: of a `Job`, or one as loader. ``settings``: keywords of the table of options.
     """
-    for name in settings:
-        if name not in FLAGS:
-            raise UsageError(f"tune has no argument {name}. It takes {', '.join(FLAGS)}.")
     others = {name: part for name, part in parts.items() if name != "loader"}
-    job, chosen = job_of("tune", parts["loader"], others, parts), dict(settings)
-    if isinstance(chosen.get("fix"), Mapping):
-        chosen["fix"] = fixed_of([f"{name}={value}" for name, value in chosen["fix"].items()])
-    config = with_settings(TuneConfig(), chosen)
+    config = config_of("tune", settings, FLAGS)
+    job = job_of("tune", parts["loader"], others, parts)
     spec, objects = pack_job(config.workload, job)
     yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
-    return check(replace(config, workload=spec, yours=yours), {*chosen, *_given(job)}), objects
+    return check(replace(config, workload=spec, yours=yours), {*settings, *_given(job)}), objects
+
+
+def asked_command(command: Sequence[str | os.PathLike[str]], settings: Mapping[str, Any]) -> TuneConfig:
+    """What `tune_command` was called with: a checked config. Raises UsageError."""
+    if isinstance(command, str | os.PathLike) or not all(isinstance(each, str | os.PathLike) for each in command):
+        raise UsageError(f"the command is {command!r}; it must be a list of words, such as ['python', 'train.py'].")
+    names = [row.name for row in TABLE if row.owner is not WorkloadSpec]
+    config = with_command(config_of("tune_command", settings, names), [os.fspath(word) for word in command])
+    return check(config, settings)
+
+
+def config_of(function: str, settings: Mapping[str, Any], names: Collection[str]) -> TuneConfig:
+    """With these keywords of a function that takes ``names`` of the table of options; not yet checked."""
+    for name in settings:
+        if name not in names:
+            raise UsageError(f"{function} has no argument {name}. It takes {', '.join(names)}.")
+    chosen = dict(settings)
+    if isinstance(chosen.get("fix"), Mapping):
+        chosen["fix"] = fixed_of([f"{name}={value}" for name, value in chosen["fix"].items()])
+    return with_settings(TuneConfig(), chosen)
 
 
 def job_of(function: str, first: object, others: Mapping[str, Any], parts: Mapping[str, Any]) -> Job:

@@ -4,13 +4,16 @@
 
 import math
 import operator
+import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from loadtune.errors import LoadtuneError, UsageError
+from loadtune.records.command import several_ranks
 from loadtune.records.config import (
     DIMENSIONS,
     PANELS,
@@ -175,6 +178,26 @@ def with_settings(config: TuneConfig, given: Mapping[str, Any]) -> TuneConfig:
     return replace(config, workload=workload, yours=replace(config.yours, **of(YourSettings)), **of(TuneConfig))
 
 
+def with_command(config: TuneConfig, words: Sequence[str]) -> TuneConfig:
+    """The config whose job is this command. Raises UsageError where it cannot be started, or starts several ranks."""
+    example = "loadtune run -- python train.py"
+    if not words:
+        raise UsageError(f"the command is empty. Give the one that starts your training, as in: {example}")
+    if os.environ.get("LOADTUNE_TUNING"):
+        raise UsageError(
+            "this script is being tuned, and it starts loadtune again. Start loadtune from outside of the script."
+        )
+    if (ranks := several_ranks(words)) is not None:
+        raise UsageError(
+            f"`{ranks}` starts several ranks: not yet with `loadtune run`, which trains on one device. Start one rank, "
+            f"as in: {example}. Or tune the workers of every rank with `loadtune exec`."
+        )
+    if shutil.which(words[0]) is None:
+        hint = f"loadtune run -- python {words[0]}" if words[0].endswith(".py") else example
+        raise UsageError(f"{words[0]} is no program that can be started. Give one and its arguments, as in: {hint}")
+    return replace(config, workload=replace(config.workload, command=tuple(words)))
+
+
 def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
     """The same config, every value of it allowed, alone and beside the others. Raises UsageError.
 
@@ -226,7 +249,13 @@ _IN_A_STEP = (
     *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
     *("--fix precision", "--fix memory_format"),
 )
+_IN_A_SCRIPT = (
+    *("loader", "dataset", "model", "loss", "optimizer", "step"),
+    *("collate", "data_root", "image_size", "num_classes", "accumulate"),
+)
 _RULED_OUT = (
+    ("command", _IN_A_SCRIPT, "the script already has its data, model and training step"),
+    ("command", ("remedies", "--fix memory_format"), "a script is tuned with its own code and memory format"),
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
     ("step", _IN_A_STEP, "the step already contains model, loss, optimizer and precision"),
 )
@@ -235,6 +264,7 @@ _RULED_OUT = (
 def _check_together(config: TuneConfig, given: Collection[str]) -> None:
     found = {row.name: row.flag for row in TABLE if row.name in given or row.of(config) not in (row.usual, "own")}
     found |= {word: word for word in (f"--fix {fixed.name}" for fixed in config.fix)}
+    found |= {"command": "the command"} if config.workload.command else {}
     for part, others, why in _RULED_OUT:
         beside = ", ".join(found[other] for other in others if other in found)
         if part in found and beside:

@@ -5,9 +5,10 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from loadtune.final.doubts import cached_text, growth_text
 from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.model.answers import bottleneck
-from loadtune.objects import Job, asked, is_loader, job_of, pack_job, refuse_recursion
+from loadtune.objects import Job, asked, asked_command, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.options import check, checked, in_python, one_of, python_names, whole
 from loadtune.records.answer import finalist_of
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec, YourSettings
@@ -34,6 +35,8 @@ from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, run_fo
 from loadtune.report.wording import warning
 from loadtune.run.measure import Run
 from loadtune.run.state import Journal, State
+from loadtune.script.process import ScriptProcess
+from loadtune.script.protect import protection_here
 from loadtune.seams import Listener
 from loadtune.search.baseline import problems
 from loadtune.search.search import Search, changes, hung, model_job, study
@@ -84,13 +87,38 @@ def tune(
     user can correct, OutOfTimeError where time ended before anything was measured.
     """
     refuse_recursion("loadtune.tune")
-    if resume and not folder:
-        raise UsageError("resume is True without a folder. Give folder, that of the run to continue.")
     parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
     parts |= {"loss": loss, "optimizer": optimizer, "step": step}
     with python_names():
         found, objects = asked(parts, settings)
-        return tune_config(found, Path(folder) if folder else None, listener, objects=objects, resume=resume)
+        return tune_config(found, _given_folder(folder, resume), listener, objects=objects, resume=resume)
+
+
+def tune_command(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> TuningResult:
+    """Find the fastest configuration for a training script, as ``loadtune run -- COMMAND`` does.
+
+    command: starts the script, as a list of words: ``["python", "train.py", "--epochs", "90"]``. One rank.
+    settings: those of `tune` that do not describe the job: ``time_budget_s=120, max_batch_size=512``.
+
+    The script's own loader settings and precision are the baseline; ``batch_size``, ``num_workers`` and others of
+    `tune` go before them. `folder`, `listener`, `resume`, errors and the result are those of `tune`.
+    """
+    with python_names():
+        config = asked_command(command, settings)
+        return tune_config(config, _given_folder(folder, resume), listener, resume=resume)
+
+
+def _given_folder(folder: str | os.PathLike[str] | None, resume: bool) -> Path | None:
+    if resume and not folder:
+        raise UsageError("resume is True without a folder. Give folder, that of the run to continue.")
+    return Path(folder) if folder else None
 
 
 def tune_config(
@@ -107,6 +135,8 @@ def tune_config(
     shown: AbstractContextManager[Listener] = LiveDisplay(sys.stderr, name="loadtune: ", words=in_python)
     if listener is not None:
         shown = nullcontext(listener)
+    command = config.workload.command
+    protection = protection_here() if command else None
     with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,
@@ -115,10 +145,13 @@ def tune_config(
             hang_s=min(120.0, max(30.0, 0.2 * config.time_budget_s)),  # the time budget ends each request, too
             objects=objects,
             max_memory_bytes=config.max_gpu_memory_bytes,
+            launch=None if protection is None else partial(ScriptProcess, command, protection),
         )
         with training, Sampler(machine_probes(device, lambda: training.pid)) as sensor:
             state = State(config, host, device, __version__)
             run = Run(state, time.monotonic, training, sensor, folder, read_host, told)
+            if protection is not None:
+                run.journal.tell(protection.text)
             result = tune_on(run, resume=resume)
     if listener is None:
         lines = [*filter(None, [warning(result)]), f"the result and its report are in {folder}"]

@@ -124,3 +124,20 @@ def on_cpu(spec=None, *, fused=False, optimizer="sgd", **facts):
         facts=replace(kept.facts, **facts),
         best=replace(kept.best, config=config),
     )
+
+
+def of_script(command: str, **facts: object) -> TuningResult:
+    """The golden result, as if this command had been tuned: with the plain recipe of each precision."""
+
+    def plain(found):
+        return replace(found, config=replace(found.config, recipe=Recipe(precision=found.config.precision)))
+
+    kept = golden()
+    known = {"own_loader": kept.yours.loader, "loader_place": "train.py:33", "own_precision": "fp32"} | facts
+    return replace(
+        kept,
+        config=replace(kept.config, workload=replace(kept.config.workload, command=tuple(command.split()))),
+        facts=replace(kept.facts, **known),
+        finalists=tuple(map(plain, kept.finalists[:-1])),
+        best=plain(kept.best), best_at_your_batch=plain(kept.best_at_your_batch), remedies=None, assumed=(),
+    )  # fmt: skip

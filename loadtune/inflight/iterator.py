@@ -81,7 +81,7 @@ def begun_by(tuner: Tuner, loader: Any) -> Any:
 def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
     """An iterator that is tuned. None: this loader is left alone, and torch's own is to be used."""
     with Shared.here().lock:
-        tuner = _tuner_of(loader, _place(frame), options)
+        tuner = _tuner_of(loader, place_of(frame), options)
         if tuner is None or tuner.is_dead:
             return None
         generator = loader.generator
@@ -141,7 +141,7 @@ def reason_against(loader: Any) -> str | None:
     return None if private.draws_as_torch() else "a library replaced how torch's iterators draw indices"
 
 
-def _place(frame: FrameType | None) -> str:
+def place_of(frame: FrameType | None) -> str:
     """``FILE:LINE`` of the user's code that asked for the iterator; of a library's where all is one's."""
     calls = [(each.f_code.co_filename, line) for each, line in walk_stack(frame)]
     calls = [call for call in calls if "/torch/utils/data/" not in call[0] and "/loadtune/inflight/" not in call[0]]

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
+from loadtune.records.command import script_name
+
 Precision = Literal["fp32", "fp16", "bf16", "own"]
 """Autocast's dtype; fp32 is training without autocast. fp16 comes with a GradScaler.
 ``own``: a training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
@@ -158,23 +160,26 @@ class WorkloadSpec:
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
     """Parts that were passed to ``tune`` as Python objects; set by it. The name of such a part is only a label."""
+    command: tuple[str, ...] = ()
+    """Of the user's script, as typed after ``--``. Empty: the job is described by the other fields."""
 
     @property
     def title(self) -> str:
-        """``FakeData + resnet50``, for people."""
-        return f"{self.loader or self.dataset} + {self.step or self.model}"
+        """``FakeData + resnet50``, or ``train.py``, for people."""
+        described = f"{self.loader or self.dataset} + {self.step or self.model}"
+        return script_name(self.command) if self.command else described
 
     @property
     def named_optimizer(self) -> OptimizerName | None:
-        """None: a function of the user's own makes the optimizer, or the training step has it."""
-        if self.step is not None or "optimizer" in self.objects:
+        """None: a function of the user's own makes the optimizer, or the training step or the script has it."""
+        if self.command or self.step is not None or "optimizer" in self.objects:
             return None
         return next((name for name in get_args(OptimizerName) if name == self.optimizer), None)
 
     @property
     def label(self) -> str:
-        """``FakeData-resnet50``: the name of the folder of its results."""
-        parts = (self.loader or self.dataset, self.step or self.model)
+        """``FakeData-resnet50``, or ``train.py``: the name of the folder of its results."""
+        parts = (self.title,) if self.command else (self.loader or self.dataset, self.step or self.model)
         return "-".join(part.replace(":", ".").replace("/", ".").strip(".") for part in parts)
 
 

@@ -128,6 +128,10 @@ class WorkloadFacts:
     """Its version. None: the job does not use it."""
     own_loader: LoaderConfig | None = None
     """Settings of the user's own ``DataLoader``. None: the workload names a dataset."""
+    loader_place: str | None = None
+    """``train.py:33``, where the script makes or iterates the DataLoader that it trains on. None: a described job."""
+    own_precision: Precision | None = None
+    """What the script trains in as it is. None: a described job."""
     loader_class: str | None = None
     """Name of the user's own subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or there is a dataset."""
     fixed_batch_size: int | None = None

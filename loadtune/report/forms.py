@@ -12,13 +12,13 @@ from loadtune.options import one_of
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner
+from loadtune.report.script import AUTOCAST, script_lines
 from loadtune.report.store import as_json
 from loadtune.report.tables import Section
 from loadtune.report.wording import answer_text, gain_text, remedy_text, settings_text
 from loadtune.units import counted
 
 _WIDTH = 78
-_AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
 _OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
 
@@ -37,7 +37,7 @@ def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) 
 def has_own_loader(result: TuningResult) -> bool:
     """Whether the settings are for a ``DataLoader`` of the user's own, which has more arguments than those."""
     spec = result.config.workload
-    return spec.loader is not None or "loader" in spec.objects
+    return spec.loader is not None or "loader" in spec.objects or bool(spec.command)
 
 
 def loader_code(result: TuningResult, config: TrialConfig) -> str:
@@ -112,7 +112,7 @@ def _step(result: TuningResult, config: TrialConfig) -> list[str]:
         loop = f"for number, {batch if batch == 'batch' else f'({batch})'} in enumerate(loader, start=1):"
     body.append(f"loss = {loss}")
     if config.precision != "fp32":
-        body[-1:] = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    loss = {loss}"]
+        body[-1:] = [f'with torch.autocast("{device}", dtype={AUTOCAST[config.precision]}):', f"    loss = {loss}"]
     body += _update(config.precision == "fp16", spec.accumulate)
     return [*lines, f"\n{loop}", *(textwrap.indent(line, "    ") for line in body)]
 
@@ -127,9 +127,11 @@ def _update(is_scaled: bool, accumulate: int) -> list[str]:
     return [backward, "\n    ".join([f"if number % {accumulate} == 0:", *update, clear])]
 
 
-def _recipe(winner: Winner) -> dict[str, Any]:
-    """By name. Empty: the user's training step decides."""
-    return {} if winner.config.precision == "own" else asdict(winner.config.recipe)
+def _recipe(result: TuningResult, winner: Winner) -> dict[str, Any]:
+    """By name. Empty: the user's training step decides. Of a script only the precision was chosen."""
+    if winner.config.precision == "own":
+        return {}
+    return {"precision": winner.config.precision} if result.config.workload.command else asdict(winner.config.recipe)
 
 
 def _provenance(result: TuningResult, winner: Winner) -> str:
@@ -159,7 +161,7 @@ def python(result: TuningResult, winner: Winner) -> str:
     others = "…" if has_own_loader(result) else "shuffle=True, drop_last=True"
     use = f"Use: DataLoader(dataset, {others}, **LOADER_KWARGS)."
     parts = [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
-    if recipe := _recipe(winner):
+    if recipe := _recipe(result, winner):
         use += " Train with RECIPE too: the throughput was measured with both."
         parts.append(_assignment("RECIPE", recipe))
     return _script(result, winner, [use], *parts)
@@ -168,8 +170,12 @@ def python(result: TuningResult, winner: Winner) -> str:
 def pytorch(result: TuningResult, winner: Winner) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``.
 
-    Changes of the code that gain follow as comments, because they belong into several places of that script.
+    Changes of the code that gain follow as comments, because they belong into several places of that script; so is what
+    to type into a script that was tuned as a command.
     """
+    if result.config.workload.command:
+        lines = "\n".join(script_lines(result, winner.config)).splitlines() or ["Nothing: it trains so as it is."]
+        return _script(result, winner, ["What to type:"], "".join(f"# {line}\n" for line in lines))
     code = [loader_code(result, winner.config), step_code(result, winner.config)]
     if winner == result.best and result.remedies is not None and (kept := result.remedies.config) is not None:
         lines = ["What gains on top, in your own code, measured with", f"{settings_text(kept)}:"]
@@ -180,15 +186,15 @@ def pytorch(result: TuningResult, winner: Winner) -> str:
 
 def json(result: TuningResult, winner: Winner) -> str:
     """The loader's arguments, the recipe and their throughput. The whole record is ``result.json``."""
-    recipe = _recipe(winner) or None
+    recipe, spec = _recipe(result, winner) or None, result.config.workload
     return as_json(
         {
             "loader": loader_kwargs(result, winner.config),
             "recipe": recipe,
-            "optimizer": recipe and result.config.workload.optimizer,
+            "optimizer": None if spec.command else recipe and spec.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
-            "workload": result.config.workload.title,
+            "workload": spec.title,
             "device": result.device,
             "num_usable_cores": result.host.num_usable_cores,
             "torch": result.host.torch,

@@ -147,6 +147,7 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
         "change of your code": Cell(wording.titles_text(result, config) or MISSING),
     }
     optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
+    optional |= {"memory format, optimizer"} if result.config.workload.command else set()
     optional |= set() if any(trial.config.remedies for trial in result.trials) else {"change of your code"}
     assumed = result.assumed if config == result.yours else ()
     return {

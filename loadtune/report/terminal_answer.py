@@ -9,14 +9,16 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
-from loadtune.records.answer import loader_kwargs
+from loadtune.records.answer import finalist_of, loader_kwargs
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report import wording
 from loadtune.report.forms import changed_lines, has_own_loader
-from loadtune.units import counted, ratio_text
+from loadtune.report.script import WIDTH, script_lines
+from loadtune.units import counted, ratio_text, seconds_text
 
-LINES, CODE_END, WIDTH = 22, 12, 100
+LINES, CODE_END = 22, 12
 
 _EXPORT = "Code: loadtune export --format pytorch".replace(" ", "\N{NO-BREAK SPACE}")
 
@@ -39,7 +41,7 @@ def terminal_answer(
         code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
         changed = (f"{sentence} {code_of}" for sentence in wording.best_with_changes(result))
         below = _wrapped([*_other_batch(result, winner), *warnings, *changed])
-        sentences = [*_gains(result, winner), *wording.limit_sentences(result)]
+        sentences = [*_epoch(result, winner), *_gains(result, winner), *wording.limit_sentences(result)]
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     while len(said := _wrapped(sentences)) > room:
@@ -88,9 +90,12 @@ def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
 
 
 def _code(result: TuningResult, winner: Winner) -> list[str]:
-    """The loader, and what the recipe changes in a plain training step. Empty: the user's settings are the answer."""
+    """The loader, and what the recipe changes in a plain training step; of a script what to type into it. Empty: the
+    user's settings are the answer."""
     if winner.config == result.yours:
         return []
+    if result.config.workload.command:
+        return script_lines(result, winner.config)
     settings, step = loader_kwargs(result, winner.config), "\n".join(changed_lines(result, winner.config))
     step = re.sub(r"\n(scaler\.(?:step|update))", r"; \1", step)  # to save two of few lines
     if result.yours is not None and loader_kwargs(result, result.yours) == settings:
@@ -134,6 +139,16 @@ def _settings(result: TuningResult, found: Finalist, width: int) -> str:
     known, named = f" ({known})" if known else "", " and ".join(map(wording.remedy_text, found.config.remedies))
     settings = wording.settings_text(replace(found.config, remedies=()))
     return textwrap.shorten(f"{named}: {settings}" if named else settings, width - len(known), placeholder=" …") + known
+
+
+def _epoch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
+    """Of a script: how long an epoch takes, with the start of its workers. Empty: its length is not known."""
+    both = [finalist_of(result.finalists, each) for each in (winner.config, result.yours)]
+    found = [[run.epoch_s for run in each.runs if run.epoch_s is not None] for each in both if each is not None]
+    if not result.config.workload.command or winner.config == result.yours or len(found) < 2 or not all(found):
+        return ()
+    after, before = (seconds_text(fmean(each)) for each in found)
+    return (f"An epoch takes {after} instead of {before}.",)
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:

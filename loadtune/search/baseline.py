@@ -24,13 +24,13 @@ def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
 
 
 def with_facts(yours: YourSettings, facts: WorkloadFacts) -> YourSettings:
-    """With the settings of the user's own loader and training step, where the options do not say otherwise.
+    """With the settings of the user's own loader, training step or script, where the options do not say otherwise.
 
     A loader's workers beyond those that its stream is shared out among are left out.
     """
     own: dict[str, Any] = {
         "batch_size": facts.fixed_batch_size,
-        "precision": "own" if "own" in facts.precisions else None,
+        "precision": "own" if "own" in facts.precisions else facts.own_precision,
     }
     if (loader := facts.own_loader) is not None:
         own |= {
@@ -155,10 +155,9 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
         )
     for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
         if precision not in facts.precisions:
-            yield (
-                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
-                "Choose one of them, or another device."
-            )
+            where = f"{'in this script ' if facts.own_precision else ''}on {facts.device_name}"
+            able = ", ".join(facts.precisions).replace("own", "the script's own alone")
+            yield f"{precision} is not available {where}. Available: {able}. Choose one of them, or another device."
 
 
 def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
@@ -168,7 +167,12 @@ def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
             f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
             "dataset, sampler and functions: what the class does beyond that was not measured."
         )
-    if facts.fixed_batch_size is not None:
+    if facts.fixed_batch_size is not None and facts.loader_place is not None:
+        yield (
+            "The batch size was not tuned: a batch sampler makes the batches, or the script did not train on larger "
+            f"ones. Its batches, at {facts.loader_place}, have {counted(facts.fixed_batch_size, 'sample')}."
+        )
+    elif facts.fixed_batch_size is not None:
         yield (
             "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "
             f"{counted(facts.fixed_batch_size, 'sample')} on average. Pass a loader with batch_size=... to tune it."

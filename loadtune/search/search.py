@@ -353,12 +353,12 @@ def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, f
 
 
 def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
-    """Those that are worth trying. None: nothing ran, time is short, or ``--remedies none``."""
+    """Those that are worth trying. None: nothing ran, time is short, ``--remedies none``, or the job is a command."""
     state, budget, journal = run.state, run.budget, run.journal
     best = next((config for config in search.ranked() if not config.remedies), None)
     # Where examining takes too long, the training is ended and starts again.
     is_too_late = not state.steps and budget.spare_s < journal.stage_seconds.get("start", 0.0)
-    if state.config.remedies == "none" or best is None or is_too_late:
+    if state.config.workload.command or state.config.remedies == "none" or best is None or is_too_late:
         return None
     with journal.stage("changes"):
         stack = Stack(

@@ -6,8 +6,9 @@ Imports no torch: the controller never needs it.
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from loadtune.records.memory import BatchTry, FitReport
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch
-from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Request
+from loadtune.training.protocol import EXIT, OTHER_SIZE, STOP, Answer, Begin, Request
 from loadtune.units import bytes_text
 
 _Value = TypeVar("_Value")
@@ -35,6 +36,8 @@ _BEFORE_REQUESTS = (*_BUILDING, "samples")
 _POLL_S = 0.1  # between two looks for silence and death; an answer ends the wait at once
 # A training that dies this often in a row before it has built the workload will not do better the next time.
 _MAX_FAILED_STARTS = 2
+_MAX_ENDED = 3
+"""Times in a row that a script may come to its end by itself, and is started again."""
 _STACKS_LINES = 100  # of what the fault handler writes of one worker and of the training process
 # A request waited for a sample that took this share of the silence, so many seconds, and times the usual.
 _STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
@@ -52,15 +55,18 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
         max_memory_bytes: int | None = None,
+        launch: Callable[[Device, Path, Path], TrainingProcess] | None = None,
     ) -> None:
-        """``log_path`` None: the log goes with the temporary folder."""
+        """``log_path`` None: the log goes with the temporary folder. ``launch``: starts the process; what it is given
+        are the device, the log and the temporary folder. None: `TrainingProcess`."""
+        self._launch = launch or TrainingProcess
         self._begin = Begin(spec=spec, device=device, objects=objects, max_memory_bytes=max_memory_bytes)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log_path = log_path
         self._hang_s = hang_s
         self._process: TrainingProcess | None = None
         self._phase = "start"
-        self._failed_starts = 0
+        self._failed_starts = self._num_ended = 0
         self._oom_kills: int | None = None
         self._facts: WorkloadFacts | None = None
         self.until_s = math.inf
@@ -72,7 +78,8 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             self._scratch = self._scratch or make_scratch()
             scratch = Path(self._scratch.name)
             self._phase, self._oom_kills = "start", read_oom_kills()
-            self._process = TrainingProcess(self._begin.device, self._log_path or scratch / "training.log", scratch)
+            given = self._begin.device, self._log_path or scratch / "training.log", scratch
+            self._process = self._launch(*given)
             self._process.send(self._begin)
         return self._process
 
@@ -97,6 +104,9 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         """Asked once, then remembered."""
         if self._facts is None:
             value = self._ask(WorkloadFacts, "describe")
+            if isinstance(value, TrialFailure) and value.phase == OTHER_SIZE:
+                self._begin = replace(self._begin, only_own_size=True)
+                value = self._ask(WorkloadFacts, "describe")
             if isinstance(value, TrialFailure) and value.kind == "crash":
                 value = self._ask(WorkloadFacts, "describe")  # a start can fail for reasons that pass
             raise_for_the_user(value)
@@ -152,6 +162,11 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             raise
         if isinstance(reply, TrialFailure):
             self._failed_starts = self._failed_starts + 1 if reply.phase in _BUILDING else 0
+            if self._failed_starts and self._begin.spec.command:
+                raise TrainingError(
+                    f"The script has to train. {reply.message} That was before an optimizer had stepped between the "
+                    f"batches of a torch DataLoader, twice. Its output ends:\n{reply.log_tail}"
+                )
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 log = f"log, {self._log_path}," if self._log_path else "log"
                 raise TrainingError(
@@ -162,6 +177,15 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         self._failed_starts, self._oom_kills = 0, read_oom_kills()
         if not reply.healthy:
             self._end()
+        if reply.value is None:
+            self._num_ended += 1
+            if self._num_ended > _MAX_ENDED:
+                raise TrainingError(
+                    f"The script ended by itself {self._num_ended} times before a trial was over. It has to train "
+                    "longer: give it more epochs or steps."
+                )
+            return self._ask(kind, name, *given, watched=watched)
+        self._num_ended = 0
         if isinstance(reply.value, LoadtuneError):
             raise reply.value
         assert isinstance(reply.value, (kind, TrialFailure))

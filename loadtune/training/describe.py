@@ -327,7 +327,7 @@ def describe(
         sample_cpu_s=samples.sample_cpu_s,
         num_classes=trained[1],
         num_parameters=None if own else sum(parameter.numel() for parameter in workload.model.parameters()),
-        precisions=("own",) if own else _precisions(device),
+        precisions=("own",) if own else precisions_of(device),
         min_batch_size=trained[0],
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
         memory_capacity_bytes=memory.capacity_bytes(),
@@ -343,7 +343,8 @@ def describe(
     )
 
 
-def _precisions(device: Device) -> tuple[Precision, ...]:
+def precisions_of(device: Device) -> tuple[Precision, ...]:
+    """That it computes natively."""
     if device.kind != "cuda":
         return ("fp32", "bf16")  # fp16 on a CPU is emulated, and no GradScaler helps that
     return PRECISIONS if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp32", "fp16")

@@ -101,7 +101,7 @@ class TrainingProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(device, scratch),
+                env=environment_of(device, scratch),
                 pass_fds=descriptors,
                 start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
             )
@@ -156,12 +156,16 @@ class TrainingProcess:
             kill_group(self.pid)  # workers too, whatever became of their parent
             self._process.wait()
             self.log.cut()
-            self.connection.close()
-            self._lifeline.close()
+            self._close_all()
         return self._process.returncode
 
+    def _close_all(self) -> None:
+        self.connection.close()
+        self._lifeline.close()
 
-def _environment(device: Device, scratch: Path) -> dict[str, str]:
+
+def environment_of(device: Device, scratch: Path) -> dict[str, str]:
+    """Of a process that trains: temporary files go to ``scratch``, CUDA sees this device alone."""
     compiled = scratch / "compiled"
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}

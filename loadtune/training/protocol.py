@@ -25,6 +25,8 @@ class Begin:
     """What of the workload the spec only labels. None: it names all of it."""
     max_memory_bytes: int | None = None
     """What this process may hold of the GPU, its context included. None: whatever is free."""
+    only_own_size: bool = False
+    """Whether the user's loop takes batches of its own size only: it failed in the phase `OTHER_SIZE`."""
 
 
 class Request(NamedTuple):
@@ -33,6 +35,9 @@ class Request(NamedTuple):
     name: str
     given: tuple[object, ...]
 
+
+OTHER_SIZE = "another batch size"
+"""The phase in which the loop of a script is tried with one."""
 
 STOP = "stop"
 """Enough windows."""
@@ -45,7 +50,8 @@ class Answer:
     """The request's outcome."""
 
     value: object
-    """What the method returned, a `TrialFailure`, or a `LoadtuneError`: the user has to mend something."""
+    """What the method returned, a `TrialFailure`, or a `LoadtuneError`: the user has to mend something. None: the
+    script of the user came to its end by itself."""
     healthy: bool = True
     """False: memory or the device's context was lost, a fresh training has to take over."""
 

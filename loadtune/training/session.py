@@ -16,7 +16,7 @@ import torch
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Way
 from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
-from loadtune.errors import DeviceError, LoadtuneError
+from loadtune.errors import DeviceError, LoadtuneError, ScriptEndedError
 from loadtune.footprint.account import AllocatorLog
 from loadtune.host.machine import read_gpus
 from loadtune.host.memory import read_ram
@@ -59,7 +59,7 @@ class Session:
                 )
             self._device = torch.device("cuda", 0)
             self.memory = CudaMemory(self._device, free_before, begin.max_memory_bytes)
-        self._workload = build_workload(begin.spec, begin.objects, self._device)
+        self._workload = self._built(begin)
         self._with_own_step = self._workload.make_step is not None
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
@@ -77,6 +77,13 @@ class Session:
         # By loader and remedies: one run is too short to tell steps, and what was seen is kept for the next.
         self._looks_at = lru_cache(maxsize=16)(lambda *_: Looks())
         self.memory.remember_idle()
+
+    def _built(self, begin: Begin) -> Workload:
+        return build_workload(begin.spec, begin.objects, self._device)
+
+    @property
+    def _kind(self) -> type[Trainer]:
+        return OwnStep if self._with_own_step else Trainer
 
     def recovers(self) -> bool:
         """Drop what a run left; False: memory stays taken, and a fresh process has to go on."""
@@ -149,16 +156,17 @@ class Session:
     ) -> Trainer:
         self._line.enter("prepare")
         job, places = self._job(remedies), self._samples.places
-        kind = OwnStep if self._with_own_step else Trainer
-        return kind(self._model, recipe, job, sums_losses=sums_losses, places=places, batch_size=batch_size)
+        return self._kind(self._model, recipe, job, sums_losses=sums_losses, places=places, batch_size=batch_size)
 
 
-def serve(connection: Connection, samples: SampleTable | None = None) -> None:
+def serve(
+    connection: Connection, samples: SampleTable | None = None, make: Callable[[Begin, Line], Session] = Session
+) -> None:
     """Answer until told to exit; where the workload cannot be built, with that error. ``samples``: where the controller
     reads which samples are being loaded."""
     begin, line = connection.recv(), Line(connection, samples)
     not_built = Circumstances(on_cuda=begin.device.kind == "cuda")
-    built = _attempt(lambda: Session(begin, line), line, lambda: not_built)
+    built = _attempt(lambda: make(begin, line), line, lambda: not_built)
     with suppress(EOFError):  # the controller is gone
         while (request := connection.recv()) != EXIT:
             if request == STOP:  # one that crossed an answer on its way is late
@@ -177,6 +185,8 @@ def _attempt(work: Callable[[], Any], line: Line, circumstances: Callable[[], Ci
     try:
         return Answer(work())
     except Exception as error:
+        if isinstance(error, ScriptEndedError):
+            return Answer(None, healthy=False)
         traceback.print_exc()  # into the log
         if isinstance(error, LoadtuneError):
             return Answer(copy(error))  # the copy has no traceback

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from page_rig import config, explained, golden, measured, measurement
+from page_rig import config, explained, golden, measured, measurement, of_script
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
@@ -207,6 +207,13 @@ SAID = {
     ),
     "answer: no trial was measured": answer(replace(NO_ANSWER, trials=(), bottleneck=None)),
     "answer: the most code": answer(replace(GOLDEN, best_at_your_batch=MOST_CODE, **CUT), RESUME),
+    "answer: of a script its command with new values, and what no argument says": answer(
+        of_script("python train.py --data photos -b 64 -j 4")
+    ),
+    "answer: of a script the most code": answer(
+        replace(of_script(f"python train.py -j 4 {'--option value ' * 15}"), best_at_your_batch=MOST_CODE, **CUT),
+        RESUME,
+    ),
     "answer: notes that do not fit are counted": answer(replace(GOLDEN, notes=NOTES)),
     "answer: notes that fit are shown": answer(replace(NO_ANSWER, notes=NOTES)),
     "progress: what is done, the best so far and the time left": [progress_line(SEARCHING)],

@@ -30,7 +30,7 @@ def tables() -> dict[str, str]:
     """Of each panel, as the command shows it."""
     keywords, found = {row.name: row.name for row in TABLE}, dict[str, str]()
     parameters: list[Any] = typer.main.get_group(app).commands["run"].params
-    for parameter in parameters:
+    for parameter in (each for each in parameters if each.param_type_name == "option"):
         panel = parameter.rich_help_panel
         head = "| option | in Python | default | |\n|---|---|---|---|\n"
         if parameter.name != "help_all":

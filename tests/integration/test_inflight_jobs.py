@@ -405,7 +405,7 @@ def test_a_library_that_builds_torchs_iterators_itself_is_named(tuned, monkeypat
 )  # fmt: skip
 def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypatch, tmp_path):
     monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(iterator, "_place", lambda _: "here")
+    monkeypatch.setattr(iterator, "place_of", lambda _: "here")
     tuned(max_workers=max_workers)
     data = inflight_jobs.Samples(16 * 8, 0.0)
     iter(DataLoader(data, 8, num_workers=1))

@@ -110,6 +110,19 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     assert asked.max_gpu_memory_bytes == 24 * 2**30
 
 
+def test_what_stands_after_the_dashes_is_the_scripts_command(tuner: FakeTuner) -> None:
+    words = "python -m pkg.train --resume -- --time-budget 9"
+    ended = invoke("run", "--time-budget", "60", "--", *words.split())
+    assert (ended.exit_code, "For your own" in ended.stdout) == (0, False)
+    workload = WorkloadSpec(command=tuple(words.split()))
+    assert tuner.asked == [TuneConfig(workload=workload, time_budget_s=60.0)]
+    assert tuner.resumed == [None]
+    (folder,) = Path("loadtune-results/pkg.train").iterdir()
+    resumable(folder, tuner.asked[0], 1)
+    assert invoke("run", "--resume", "--", *words.split()).exit_code == invoke("run", "--resume").exit_code == 0
+    assert tuner.asked[1:] == tuner.asked[:1] * 2
+
+
 def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner: FakeTuner) -> None:
     ended = invoke("run", "--json")
     assert json.loads(ended.stdout)["schema_version"] == 1
@@ -143,7 +156,15 @@ def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner
         ("run --out file", "--out is file"),
         ("run --max-gpu-memory 24", "--max-gpu-memory is '24' … with its unit, such as 24GiB"),
         ("run --resume", "loadtune-results holds no run to resume: it does not exist"),
-        ("run resnet18", "unexpected extra argument(s) (resnet18)"),
+        ("run --trials 2 vgg -j 4", "'vgg' stands without an option … -- before its command: loadtune run -- vgg -j 4"),
+        ("run --", "the command is empty … loadtune run -- python train.py"),
+        ("run -- train.py", "train.py is no program that can be started … loadtune run -- python train.py"),
+        ("run -- torchrun --nproc-per-node 8 train.py", "`--nproc-per-node 8` starts several ranks: not yet"),
+        (
+            "run --loss a:b --step c:d -- python train.py",
+            "the command is given together with --loss, --step, but",
+        ),
+        ("run --fix memory_format=contiguous --remedies all -- true", "with --remedies, --fix memory_format, but"),
         ("run --nonsense", "--nonsense"),
         ("export RESULT --format yaml", "--format is 'yaml'; it must be python, pytorch"),
         ("export RESULT --out none/x.py", "x.py could not be written (No such file or directory)"),

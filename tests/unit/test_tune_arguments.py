@@ -1,5 +1,6 @@
 """What `tune` was given: objects, names and keywords; labelled, packed, or refused before anything is written."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from page_rig import golden
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loadtune import Job, UsageError, tune
+from loadtune import Job, UsageError, tune, tune_command
 from loadtune.objects import pack_job
 from loadtune.options import in_python
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
@@ -82,6 +83,22 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
             yours=YourSettings(precision="bf16"),
         ),
     ]
+
+
+def test_a_command_is_a_job_with_the_settings_of_any_other(monkeypatch):
+    found = []
+    monkeypatch.setattr("loadtune.tuner.tune_config", lambda config, *_, **how: found.append(config))
+    tune_command([sys.executable, Path("train.py"), "-j", "4"], batch_size=8, fix={"num_workers": 2})
+    workload = WorkloadSpec(command=(sys.executable, "train.py", "-j", "4"))
+    fix = (Fixed(name="num_workers", value=2),)
+    assert found == [TuneConfig(workload=workload, yours=YourSettings(batch_size=8), fix=fix)]
+    monkeypatch.setenv("LOADTUNE_TUNING", "1")
+    with pytest.raises(UsageError, match="this script is being tuned, and it starts loadtune again"):
+        tune_command([sys.executable, "train.py"])
+    with pytest.raises(UsageError, match="the command is 'python"):
+        tune_command("python train.py")
+    with pytest.raises(UsageError, match="tune_command has no argument dataset"):
+        tune_command(["python", "train.py"], dataset="CIFAR10")
 
 
 @pytest.mark.parametrize(

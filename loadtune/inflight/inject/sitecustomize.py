@@ -1,4 +1,5 @@
-"""First on PYTHONPATH under `loadtune exec`: waits for torch's DataLoader, and runs the user's own sitecustomize.
+"""First on PYTHONPATH under `loadtune exec` and `loadtune run -- COMMAND`: waits for torch's DataLoader, and runs the
+user's own sitecustomize.
 
 Imports neither torch nor loadtune before torch's DataLoader is imported. Whatever goes wrong here is said, and the
 script runs as without it. Processes that multiprocessing starts have it, too: some are ranks that train.
@@ -9,6 +10,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_VARIABLE = "LOADTUNE_RUN" if "LOADTUNE_RUN" in os.environ else "LOADTUNE_EXEC"
 
 
 class _Finder:
@@ -47,7 +49,10 @@ def _hook() -> None:
         elif os.path.realpath(spec.origin or "") != os.path.realpath(ours):
             where = spec.origin or ", ".join(spec.submodule_search_locations or ())
             raise ImportError(f"the script would import another loadtune: {where}. Remove or rename that one")
-        from loadtune.inflight import hook
+        if _VARIABLE == "LOADTUNE_RUN":
+            from loadtune.script import bench as hook
+        else:
+            from loadtune.inflight import hook  # type: ignore[no-redef]
 
         _mark("hooked")
         hook.install()
@@ -58,7 +63,7 @@ def _hook() -> None:
 def _mark(what: str) -> bool:
     """For the launcher, which says at the end what was not reached. False: it was marked before."""
     try:
-        open(os.path.join(json.loads(os.environ["LOADTUNE_EXEC"])["folder"], what), "x").close()
+        open(os.path.join(json.loads(os.environ[_VARIABLE])["folder"], what), "x").close()
     except FileExistsError:
         return False
     except (OSError, LookupError, ValueError, TypeError):  # the launcher is gone, its disk is full, it is not named
@@ -83,7 +88,7 @@ def _chain() -> None:
 
 
 try:
-    if "LOADTUNE_EXEC" in os.environ:  # else of a child that was given PYTHONPATH alone
+    if _VARIABLE in os.environ:  # else of a child that was given PYTHONPATH alone
         sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
         _mark("began")
 except Exception as _error:

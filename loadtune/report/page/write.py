@@ -15,6 +15,7 @@ from loadtune.report import tables, wording
 from loadtune.report.forms import changes_code, loader_code, step_code
 from loadtune.report.machine import banner
 from loadtune.report.page.figures import figures
+from loadtune.report.script import script_lines
 from loadtune.report.store import load_result, result_files, write_whole
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
 
@@ -108,7 +109,9 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     return {
         "Answer": (*filter(None, kept), *wording.best_with_changes(result), *wording.batch_caution(result)),
         "Bottleneck": wording.limit_sentences(result),
-        "Memory format and optimizer, compute only": tuple(map(wording.recipe_line, result.recipes)),
+        "Memory format and optimizer, compute only": tuple(
+            wording.recipe_line(each) for each in result.recipes if not result.config.workload.command
+        ),
         "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
         "Notes": notes,
     }
@@ -118,7 +121,11 @@ def _code(result: TuningResult) -> list[tables.Section]:
     """Of what is proven better; at the user's batch size only what differs from the best."""
     blocks = dict[str, str]()
     for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
-        if winner is not None and winner.config != result.yours:
+        if winner is None or winner.config == result.yours:
+            continue
+        if result.config.workload.command:
+            blocks.setdefault("\n".join(script_lines(result, winner.config)), f"What to type{where}")
+        else:
             blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
             blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
     return [tables.Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]

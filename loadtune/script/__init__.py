@@ -1,0 +1,1 @@
+"""`loadtune run -- COMMAND`: the user's own script is the training process."""

@@ -1,0 +1,35 @@
+"""A script's command over a fake training whose facts are those of a script."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from fakes import FakeTraining, Surface, fake_facts
+from pipeline_rig import tune_fake
+
+from loadtune.records.config import LoaderConfig, TuneConfig, WorkloadSpec
+from loadtune.report.store import load_result
+from loadtune.report.terminal_answer import terminal_answer
+
+OWN = LoaderConfig(batch_size=128, num_workers=4, persistent_workers=False)
+COMMAND = ("python", "train.py", "--batch-size", "128", "--workers", "4")
+
+
+def test_the_scripts_own_settings_are_the_baseline_and_its_code_is_not_changed(tmp_path: Path) -> None:
+    facts = replace(fake_facts(Surface()), own_loader=OWN, loader_place="train.py:33", own_precision="fp32")
+    script = FakeTraining(seed=1, facts=facts)
+    result = tune_fake(script, tmp_path, TuneConfig(num_trials=6, workload=WorkloadSpec(command=COMMAND)))
+    assert (result.yours.loader, result.yours.precision, result.assumed) == (OWN, "fp32", ())
+    assert result.best_at_your_batch.config.batch_size == 128
+    ran = [each.config.recipe for each in (*result.trials, *result.finalists)]
+    assert not any(recipe.fused_optimizer or recipe.memory_format == "channels_last" for recipe in ran)
+    assert (result.remedies, "changes" in result.stage_seconds, "examine" in dict(script.requests)) == (
+        None,
+        False,
+        False,
+    )
+    assert not any("hange" in note for note in result.notes), "of changes of the code"
+    assert load_result(tmp_path).config.workload.command == COMMAND
+    answer = terminal_answer(result)
+    assert answer[2].startswith("python train.py --batch-size 128 --workers 1")
+    assert answer[3] == "DataLoader(..., pin_memory=True, persistent_workers=True)  # train.py:33"
+    assert any(line.startswith("An epoch takes ") for line in answer)

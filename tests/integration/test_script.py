@@ -1,0 +1,244 @@
+"""The user's script as the training process: real scripts, their loops, and how they end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from loadtune.ending import NO_ANSWER
+from loadtune.errors import TrainingError
+from loadtune.host.machine import choose_device, read_host
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry
+from loadtune.script.process import ScriptProcess
+from loadtune.script.protect import protection_here
+from loadtune.stream.shm_cleanup import is_alive
+from loadtune.training.client import TrainingClient
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+mode = sys.argv[1]
+
+def note(*noted):
+    print(json.dumps(noted), flush=True)
+
+class Rows(Dataset):
+    def __len__(self):
+        return 640
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), index % 3
+
+def main():
+    torch.manual_seed(0)
+    rows, model = Rows(), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    given = {"batch_sampler": [[index, index + 1] for index in range(0, 640, 2)]} if mode == "batches" else {}
+    given = given or {"batch_size": 8, "shuffle": True, "num_workers": 1}
+    loader, validation, hidden = DataLoader(rows, **given), DataLoader(rows, 4), torch.zeros(8, 3)
+    every = 2 if mode == "accumulate" else 1
+    for epoch in range(3):
+        for number, (inputs, labels) in enumerate(loader):
+            if mode == "short" and number == 12:
+                break
+            if mode == "raises" and len(inputs) > 32:
+                raise ValueError("too many rows")
+            outputs = model(inputs) + (hidden if mode == "own size" else 0)
+            note(len(inputs), str(outputs.dtype))
+            if mode == "saves":
+                torch.save(model.state_dict(), "model.pt")
+            nn.functional.cross_entropy(outputs.float(), labels).backward()
+            if (number + 1) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            sizes = [len(inputs) for inputs, _ in validation if model(inputs).dtype == torch.float32]
+        note("validation", len(sizes))
+    note("end")
+
+if mode == "untrained":
+    print("nothing to do")
+elif mode == "fails":
+    input("name of the run: ")
+elif __name__ == "__main__":
+    main()
+"""
+FP32, BF16 = Recipe(precision="fp32"), Recipe(precision="bf16")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """(Starts a client of the script in this mode, what the script noted)."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    device = choose_device(read_host(), "cpu")
+
+    def client(mode):
+        command = (sys.executable, str(path), mode)
+        launch = partial(ScriptProcess, command, protection_here())
+        return TrainingClient(WorkloadSpec(command=command), device, log_path=tmp_path / "log", launch=launch)
+
+    def notes():
+        return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("[")]
+
+    return client, notes
+
+
+def timed(client, size, recipe=FP32, workers=0, num_windows=2):
+    seen = []
+
+    def watch(window):
+        seen.append(window)
+        return len(seen) < num_windows
+
+    config = TrialConfig(loader=LoaderConfig(batch_size=size, num_workers=workers), recipe=recipe)
+    return client.time_training(config, 0.05, watch), seen
+
+
+def test_its_loop_trains_on_batches_that_are_asked_for(script):
+    client, notes = script
+    with client("plain") as training:
+        facts = training.describe()
+        assert (facts.loader_place, facts.own_precision, facts.precisions) == ("train.py:27", "fp32", ("fp32", "bf16"))
+        assert (facts.own_loader.batch_size, facts.own_loader.num_workers) == (8, 1)
+        assert (facts.dataset_length, facts.input_shape, facts.fixed_batch_size) == (640, (4,), None)
+        for size, recipe, workers in ((16, FP32, 0), (40, BF16, 2)):
+            before = len(notes())
+            run, windows = timed(training, size, recipe, workers)
+            assert isinstance(run, TrainingRun)
+            assert [each.num_samples for each in windows] == [size * each.num_steps for each in windows]
+            assert {tuple(each) for each in notes()[before:]} == {(size, f"torch.{TYPES[recipe.precision]}")}
+        point = training.time_compute(FP32, 24, 0.1)
+        assert [each.num_samples for each in point.windows] == [24 * each.num_steps for each in point.windows]
+        report = training.try_batch(BatchTry(recipe=FP32, batch_size=64, verify=True, partial_batch_size=3))
+        assert report.fits, report.failure
+        assert report.peak_bytes > 0
+    assert all(each[0] != "end" for each in notes()), "nothing after the loop runs"
+
+
+ROOT = Path(__file__).parents[2]
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def test_gradients_of_several_batches_are_seen(script):
+    client, _ = script
+    with client("accumulate") as training:
+        training.describe()
+        _, windows = timed(training, 16)
+        assert all(each.num_steps % 2 == 0 for each in windows)
+
+
+@pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("batches", 2)])
+def test_a_loop_with_one_batch_size_keeps_it(script, mode, size):
+    client, _ = script
+    with client(mode) as training:
+        assert training.describe().fixed_batch_size == size
+        run, _ = timed(training, size, workers=1)
+        assert isinstance(run, TrainingRun)
+
+
+def test_one_that_ends_by_itself_starts_again_and_one_that_always_does_is_told(script, monkeypatch):
+    monkeypatch.setattr("loadtune.training.client._MAX_ENDED", 1)
+    client, _ = script
+    with client("short") as training:
+        assert training.describe().dataset_length == 640
+        with pytest.raises(TrainingError, match="ended by itself 2 times"):
+            timed(training, 16, num_windows=100)
+
+
+def test_what_its_loop_raises_ends_the_trial_and_the_next_one_starts_it_again(script):
+    client, _ = script
+    with client("raises") as training:
+        training.describe()
+        failure, _ = timed(training, 40)
+        assert isinstance(failure, TrialFailure)
+        assert "too many rows" in failure.message + failure.log_tail
+        run, _ = timed(training, 24)
+        assert isinstance(run, TrainingRun)
+
+
+@pytest.mark.parametrize(("mode", "said"), [("untrained", "nothing to do"), ("fails", "EOFError")])
+def test_a_script_that_never_trains_is_told_in_a_sentence(script, mode, said):
+    client, _ = script
+    with client(mode) as training, pytest.raises(TrainingError) as raised:
+        training.describe()
+    assert "before an optimizer had stepped between the batches of a torch DataLoader" in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_the_command_is_told_its_answer_and_files_of_an_earlier_run_stay(script, tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"of an earlier run")
+    command = [
+        sys.executable,
+        "-m",
+        "loadtune",
+        "run",
+        "--device",
+        "cpu",
+        "--time-budget",
+        "25",
+        "--out",
+        "found",
+        "--",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command += [sys.executable, "train.py", "saves"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, NO_ANSWER), done.stderr
+    assert re.search(r"baseline .*batch 8, 1 worker, not pinned, fp32", done.stdout), done.stdout
+    assert "goes to overlays" in done.stderr or "Landlock" in done.stderr
+    assert (tmp_path / "model.pt").read_bytes() == b"of an earlier run"
+
+
+KILLED = """
+import sys, time
+from loadtune.host.machine import choose_device, read_host
+from loadtune.records.config import WorkloadSpec
+from loadtune.training.client import TrainingClient
+from functools import partial
+from loadtune.script.process import ScriptProcess
+from loadtune.script.protect import protection_here
+command = tuple(sys.argv[1:])
+device, launch = choose_device(read_host(), "cpu"), partial(ScriptProcess, command, protection_here())
+training = TrainingClient(WorkloadSpec(command=command), device, launch=launch)
+training.describe()
+print(training.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("who", ["controller", "script"])
+def test_whoever_is_killed_nothing_stays(script, tmp_path, who):
+    client, _ = script
+    if who == "script":
+        with client("plain") as training:
+            training.describe()
+            os.kill(training.pid, signal.SIGKILL)
+            failure, _ = timed(training, 16)
+            assert isinstance(failure, TrialFailure)
+            assert isinstance(timed(training, 16)[0], TrainingRun)
+        return
+    command = [sys.executable, str(tmp_path / "train.py"), "plain"]
+    scratch = Path(tempfile.mkdtemp(dir="/tmp"))  # a short path, as sockets need
+    given = [sys.executable, "-c", KILLED, *command]
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(given, stdout=subprocess.PIPE, text=True, env=environment) as controller:
+        pid = int(controller.stdout.readline())
+        controller.kill()
+    deadline = time.monotonic() + 20
+    while is_alive(pid) or list(scratch.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    scratch.rmdir()
