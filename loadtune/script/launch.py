@@ -117,8 +117,8 @@ def _mount_overlay(base: int, lower: int | None, path: str, is_cache: bool, othe
     """Over a folder; over an empty one where a cache does not exist yet."""
     name, start = quote(path, safe=""), f"/proc/self/fd/{base}/start/{os.getpid()}"
     upper = f"/proc/self/fd/{base}/caches/{name}" if is_cache else f"{start}/upper/{name}"
-    work, empty = f"{start}/work/{name}", f"{start}/empty"
-    for folder in (upper, work, empty):
+    moving, empty = f"{start}/moving/{name}", f"{start}/empty"
+    for folder in (upper, moving, empty):
         os.makedirs(folder, exist_ok=True)
     if lower is None:
         os.makedirs(path)  # in the layer of the folder around it
@@ -127,7 +127,7 @@ def _mount_overlay(base: int, lower: int | None, path: str, is_cache: bool, othe
         os.chmod(upper, status.st_mode & 0o7777)
         if not other_users:
             os.chown(upper, status.st_uid, status.st_gid)
-    layers = f"lowerdir={empty if lower is None else f'/proc/self/fd/{lower}'},upperdir={upper},workdir={work}"
+    layers = f"lowerdir={empty if lower is None else f'/proc/self/fd/{lower}'},upperdir={upper},workdir={moving}"
     kind = "userxattr" if other_users else "redirect_dir=on"
     _call("mount", "overlay", path, "overlay", 0, f"{layers},volatile,{kind}")
 

@@ -14,11 +14,11 @@ from typing import Any
 from loadtune.errors import UsageError
 from loadtune.records.facts import Device
 from loadtune.script import janitor, protect
+from loadtune.script.bench import RUN_VARIABLE
 from loadtune.script.protect import Protection
 from loadtune.training.process import BoundedLog, TrainingProcess, environment_of
 from loadtune.training.protocol import Message
 
-RUN_VARIABLE = "LOADTUNE_RUN"
 _INJECTED = Path(__file__).parents[1] / "inflight" / "inject"
 _OFF = {"LOADTUNE_TUNING": "1", "WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": ""}
 """What the script is told: it is tuned, and nothing of it is logged elsewhere."""

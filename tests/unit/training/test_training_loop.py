@@ -63,8 +63,7 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     parts = {part: getattr(window, part) for part in ("copy_s", "compute_s", "wait_s")}
     assert max(parts, key=lambda part: parts[part]) == slow
     assert parts[slow] > 0.9 * window.num_steps * SLOW_S  # a sleep never ends early
-    left_s = window.seconds - sum(parts.values())
-    assert -1e-6 <= left_s < window.num_steps * SLOW_S / 2, "a busy machine takes some between two parts, and no part"
+    assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
 
 
 def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_steps() -> None:
