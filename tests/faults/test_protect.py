@@ -31,8 +31,9 @@ ACTS = {
 }
 WRITES = """
 import json, os, shutil, subprocess, sys
-import numpy, torch
-from safetensors.torch import save_file
+if "torch" in sys.argv[2]:
+    import numpy, torch
+    from safetensors.torch import save_file
 script, done = os.path.abspath(sys.argv[0]), {}
 os.chdir(sys.argv[1].partition("=")[2])
 state = lambda name: (os.path.exists(name), os.path.isfile(name) and open(name, "rb").read())
@@ -96,10 +97,10 @@ def job(request, tmp_path, monkeypatch):
 
 def test_every_byte_stays_and_no_start_sees_what_another_wrote(job):
     before = job.files()
-    for _ in range(2):
-        done = json.loads(job.run(WRITES, f"--out={job.out}", json.dumps(ACTS)))
+    for acts in (ACTS, {name: act for name, act in ACTS.items() if name not in ("saved", "tensors", "mapped")}):
+        done = json.loads(job.run(WRITES, f"--out={job.out}", json.dumps(acts)))
         if job.protection.way == "overlay":
-            assert done == dict.fromkeys(ACTS, "changed")
+            assert done == dict.fromkeys(acts, "changed")
         else:
             assert "changed" not in done.values(), done
         assert job.files() == before

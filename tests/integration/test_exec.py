@@ -158,7 +158,6 @@ if __name__ == "__main__":
     ("trouble", "method", "is_persistent", "options"),
     [
         ("print", "fork", True, ()),
-        ("look", "spawn", True, ("--dry-run",)),
         ("crash", "fork", False, ()),
         ("look", "fork", False, ("--no-advice",)),
     ],

@@ -36,12 +36,12 @@ GIVEN = SimpleNamespace(steps=64, sample=0.0007, step=0.001)
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Loaders are tuned from when it is called; gives their accounts."""
+    """Loaders are tuned from when it is called; gives their accounts. Nobody else takes the cores."""
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
         (hook, "_options", None), (account, "_by_process", {}), (words, "_said", set()),
-        (tuner.Shared, "_of_process", {}),
+        (tuner.Shared, "_of_process", {}), (tuner.Shared, "busy_s", lambda _: 0.0),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     monkeypatch.setattr(hook.atexit, "register", lambda *_: None)
