@@ -3,11 +3,10 @@
 The model is small and has random weights, and a token is a byte, so nothing is downloaded. For a model and tokenizer of
 yours, use `from_pretrained`.
 
-Train:  python examples/huggingface_trainer.py --train
-Tune:   python examples/huggingface_trainer.py
+Train:  python examples/huggingface_trainer.py
+Tune:   loadtune run -- python examples/huggingface_trainer.py
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -15,18 +14,16 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import loadtune
-
 TEXT = Path(tempfile.gettempdir()) / "loadtune-examples" / "text.txt"
 LENGTH = 64
 
 
 def write_text() -> None:
-    """30,000 short sentences, written once."""
+    """600 short sentences, written once."""
     if TEXT.exists():
         return
     animals = ("cat", "dog", "fox", "hen", "owl")
-    lines = (f"{number}: the {animals[number % 5]} saw the {animals[number % 3]}.\n" for number in range(30_000))
+    lines = (f"{number}: the {animals[number % 5]} saw the {animals[number % 3]}.\n" for number in range(600))
     TEXT.parent.mkdir(parents=True, exist_ok=True)
     part = TEXT.with_suffix(".part")
     part.write_text("".join(lines), "utf-8")
@@ -47,7 +44,7 @@ class Pieces(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def make_trainer(max_steps):
+def make_trainer():
     write_text()
     config = GPT2Config(
         vocab_size=256, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
@@ -57,7 +54,7 @@ def make_trainer(max_steps):
         per_device_train_batch_size=16,
         dataloader_num_workers=0,
         learning_rate=1e-4,
-        max_steps=max_steps,
+        num_train_epochs=1,
         save_strategy="no",
         report_to=[],
     )
@@ -65,18 +62,4 @@ def make_trainer(max_steps):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--train", action="store_true", help="train for five steps, without tuning")
-    parser.add_argument("--time-budget", type=float, default=120, help="seconds for tuning")
-    parser.add_argument("--out", default="loadtune-results", help="folder for the results")
-    options = parser.parse_args()
-    trainer = make_trainer(max_steps=5)
-    if options.train:
-        print(trainer.train())
-    else:
-        job = loadtune.from_trainer(trainer)
-        result = loadtune.tune(job, time_budget_s=options.time_budget, out=options.out)
-        try:
-            print(loadtune.export(result, "python"))
-        except loadtune.ResultError as error:  # no configuration was confirmed
-            print(error)
+    print(make_trainer().train())

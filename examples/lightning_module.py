@@ -1,17 +1,13 @@
 """A Lightning module and its data module. It needs the package lightning.
 
-Train:  python examples/lightning_module.py --train
-Tune:   python examples/lightning_module.py
+Train:  python examples/lightning_module.py
+Tune:   loadtune run -- python examples/lightning_module.py
 """
-
-import argparse
 
 import lightning
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-import loadtune
 
 
 class Signals(Dataset):
@@ -53,19 +49,6 @@ class Classifier(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--train", action="store_true", help="train for five steps, without tuning")
-    parser.add_argument("--time-budget", type=float, default=120, help="seconds for tuning")
-    parser.add_argument("--out", default="loadtune-results", help="folder for the results")
-    options = parser.parse_args()
-    if options.train:
-        trainer = lightning.Trainer(max_steps=5, logger=False, enable_checkpointing=False)
-        trainer.fit(Classifier(), Data())
-        print(f"loss {trainer.callback_metrics['loss'].item():.3f}")
-    else:
-        job = loadtune.from_lightning(Classifier(), Data())
-        result = loadtune.tune(job, time_budget_s=options.time_budget, out=options.out)
-        try:
-            print(loadtune.export(result, "python"))
-        except loadtune.ResultError as error:  # no configuration was confirmed
-            print(error)
+    trainer = lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer.fit(Classifier(), Data())
+    print(f"loss {trainer.callback_metrics['loss'].item():.3f}")

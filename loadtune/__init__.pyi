@@ -24,8 +24,5 @@ from loadtune.report.store import load_result as load_result
 from loadtune.tuner import find_batch_size as find_batch_size
 from loadtune.tuner import tune as tune
 from loadtune.tuner import tune_command as tune_command
-from loadtune.workload.adapters import from_lightning as from_lightning
-from loadtune.workload.adapters import from_trainer as from_trainer
-from loadtune.workload.adapters import lightning_loss as lightning_loss
 
 __version__: str

@@ -8,7 +8,6 @@ from loadtune import cli_exec, ending
 def main() -> None:
     """Importing typer takes longer than all that `exec` does, so typer reads only what `read` cannot."""
     ending.lasting_streams()
-    ending.warn_of_another_distribution()
     found = cli_exec.read(sys.argv[2:]) if sys.argv[1:2] == ["exec"] else None
     if found is not None:
         cli_exec.exec_(**found)

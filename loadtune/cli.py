@@ -105,7 +105,7 @@ def run(
     if command is not None:
         config = with_command(config, _after_dashes(command))
     config = check(config, given)
-    parts = {"--dataset": {"dataset", "loader"}, "--model": {"model", "step"}}
+    parts = {"--dataset": {"dataset", "loader"}, "--model": {"model"}}
     is_known = folder is not None or bool(config.workload.command)
     absent = [flag for flag, names in parts.items() if not is_known and names.isdisjoint(given)]
     facts = read_host()

@@ -21,7 +21,7 @@ from loadtune.records.footprint import FootprintReport, StepAccount
 _ROWS = {row.name: row for row in TABLE}
 _BATCH_SIZE = 32  # large enough that activations show their share, and what most scripts begin with
 _STEP = (
-    *(row for row in TABLE if row.owner is WorkloadSpec and row.name not in ("step", "accumulate")),
+    *(row for row in TABLE if row.owner is WorkloadSpec and row.name != "accumulate"),
     replace(_ROWS["batch_size"], help="Batch size of the step.", default=str(_BATCH_SIZE)),
     replace(_ROWS["precision"], help="Precision of the step.", flags=("--precision",)),
     replace(

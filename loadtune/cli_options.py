@@ -103,7 +103,7 @@ class RunCommand(PanelCommand):
     """Lets ``--resume`` come without a folder, which typer cannot declare, and keeps the ``--`` before a command."""
 
     common = (
-        *("command", "loader", "dataset", "model", "loss", "optimizer", "step"),
+        *("command", "loader", "dataset", "model", "loss", "optimizer"),
         *("batch_size", "num_workers", "pin_memory", "precision"),
         *("device", "time_budget_s", "out", "quiet", "help_all", "help"),
     )

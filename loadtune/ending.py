@@ -7,9 +7,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO, TextIOWrapper
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -146,15 +145,3 @@ def lasting_streams() -> None:
         sys.stdout = PlainStream(stdout, encoding, errors="replace", line_buffering=os.isatty(1))
     stderr, encoding = LastingFile(2, sys.stderr), sys.stderr.encoding
     sys.stderr = TextIOWrapper(stderr, encoding, errors="replace", write_through=True)
-
-
-def warn_of_another_distribution() -> None:
-    """On PyPI, ``loadtune`` is another project, with files of the same names. importlib.metadata would take 0.1 s."""
-    with suppress(OSError):
-        for other in Path(__file__).parents[1].glob("loadtune-*.dist-info"):
-            print(
-                f"warning: {other.stem.replace('-', ' ')} is installed in the same folder as torch-loadtune. On PyPI,"
-                " loadtune is an unrelated project with files of the same names. Run `pip uninstall loadtune"
-                " torch-loadtune`, then install torch-loadtune again.",
-                file=sys.stderr,
-            )

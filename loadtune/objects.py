@@ -37,8 +37,6 @@ class Job:
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None
     """``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → optimizer, or (model) → optimizer. None:
     ``sgd``."""
-    step: Callable[[Any], Callable[[Any], Any]] | str | None = None
-    """``make_step(device)`` → ``step(batch)``, a whole training step, in place of model, loss and optimizer."""
     accumulate: int = 1
     """Batches whose gradients are summed before the optimizer steps, at least 1."""
     precision: Precision | None = None
@@ -90,7 +88,7 @@ def job_of(function: str, first: object, others: Mapping[str, Any], parts: Mappi
             " arguments."
         )
     job = first if isinstance(first, Job) else Job(**parts)
-    for kind, names in (("data", ("loader", "dataset")), ("model", ("model", "step"))):
+    for kind, names in (("data", ("loader", "dataset")), ("model", ("model",))):
         if not _given(job).keys() & set(names):
             raise UsageError(
                 f"{function} was given no {kind}. Pass {' or '.join(names)}, as an object or by the path of a function"
@@ -150,7 +148,6 @@ _ALLOWED: dict[WorkloadPart, str] = {
     "collate": "a function (list of samples) -> batch",
     "model": "a torch.nn.Module, or a function without arguments that returns one",
     "loss": "a function (outputs, targets) -> scalar tensor, or (model, batch) -> scalar tensor",
-    "step": "a function make_step(device) that returns step(batch)",
     "optimizer": "'sgd' (with momentum 0.9), 'adamw', or a function that makes an optimizer of the model's parameters: "
     "`lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`",
 }

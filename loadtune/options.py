@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from loadtune.errors import LoadtuneError, UsageError
-from loadtune.records.command import several_ranks
 from loadtune.records.config import (
     DIMENSIONS,
     PANELS,
@@ -179,18 +178,13 @@ def with_settings(config: TuneConfig, given: Mapping[str, Any]) -> TuneConfig:
 
 
 def with_command(config: TuneConfig, words: Sequence[str]) -> TuneConfig:
-    """The config whose job is this command. Raises UsageError where it cannot be started, or starts several ranks."""
+    """The config whose job is this command. Raises UsageError where it cannot be started."""
     example = "loadtune run -- python train.py"
     if not words:
         raise UsageError(f"the command is empty. Give the one that starts your training, as in: {example}")
     if os.environ.get("LOADTUNE_TUNING"):
         raise UsageError(
             "this script is being tuned, and it starts loadtune again. Start loadtune from outside of the script."
-        )
-    if (ranks := several_ranks(words)) is not None:
-        raise UsageError(
-            f"`{ranks}` starts several ranks: not yet with `loadtune run`, which trains on one device. Start one rank, "
-            f"as in: {example}. Or tune the workers of every rank with `loadtune exec`."
         )
     if shutil.which(words[0]) is None:
         hint = f"loadtune run -- python {words[0]}" if words[0].endswith(".py") else example
@@ -205,7 +199,7 @@ def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
     """
     for row in TABLE:
         value, bounds = row.of(config), (row.least, row.most)
-        if value is None or value == "own":  # the precision of a step of the user's own
+        if value is None or value == "own":  # the precision of a script
             continue
         for word in (value if row.kind is tuple else (value,)) if row.allowed else ():
             one_of(row.flag, word, row.allowed)
@@ -213,7 +207,7 @@ def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
             raise UsageError(f"{row.flag} is {value!r}; it must be True or False.")
         if row.kind in (int, float):
             checked(row.flag, row.kind, value, *bounds)
-    for name in ("loader", "collate", "loss", "step", "optimizer"):
+    for name in ("loader", "collate", "loss", "optimizer"):
         value = getattr(config.workload, name)
         known = get_args(OptimizerName) if name == "optimizer" else (None,)
         if value in known or name in config.workload.objects or is_import_path(value):
@@ -245,19 +239,14 @@ def checked(flag: str, kind: type, value: object, least: float | None, most: flo
     raise UsageError(f"{flag} is {value!r}; it must be {allowed}. Correct it, or leave {flag} out.")
 
 
-_IN_A_STEP = (
-    *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
-    *("--fix precision", "--fix memory_format"),
-)
 _IN_A_SCRIPT = (
-    *("loader", "dataset", "model", "loss", "optimizer", "step"),
+    *("loader", "dataset", "model", "loss", "optimizer"),
     *("collate", "data_root", "image_size", "num_classes", "accumulate"),
 )
 _RULED_OUT = (
     ("command", _IN_A_SCRIPT, "the script already has its data, model and training step"),
     ("command", ("remedies", "--fix memory_format"), "a script is tuned with its own code and memory format"),
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
-    ("step", _IN_A_STEP, "the step already contains model, loss, optimizer and precision"),
 )
 
 

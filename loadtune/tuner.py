@@ -57,7 +57,6 @@ def tune(
     model: "nn.Module | Callable[[], nn.Module] | str | None" = None,
     loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
-    step: Callable[[Any], Callable[[Any], Any]] | str | None = None,
     folder: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
     resume: bool = False,
@@ -73,8 +72,6 @@ def tune(
     loss: (outputs, targets) → scalar tensor, or (model, batch) → scalar tensor: a function whose first argument is
         called ``model``, or the second ``batch``. None: cross entropy, or ``model(**batch).loss`` for mappings.
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
-    step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
-        optimizer. It is not changed: only the loader is tuned.
     settings: every option of ``loadtune run`` that has a name in Python: ``batch_size=64, precision="bf16",
         time_budget_s=120``. docs/options.md lists them.
     listener: called with the progress of the run. None: the progress is shown on stderr, in a notebook as a bar.
@@ -88,7 +85,7 @@ def tune(
     """
     refuse_recursion("loadtune.tune")
     parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
-    parts |= {"loss": loss, "optimizer": optimizer, "step": step}
+    parts |= {"loss": loss, "optimizer": optimizer}
     with python_names():
         found, objects = asked(parts, settings)
         return tune_config(found, _given_folder(folder, resume), listener, objects=objects, resume=resume)
@@ -136,7 +133,7 @@ def tune_config(
     if listener is not None:
         shown = nullcontext(listener)
     command = config.workload.command
-    protection = protection_here() if command else None
+    protection = protection_here(unprotected=config.unprotected) if command else None
     with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,
@@ -304,8 +301,7 @@ def find_batch_size(
     process is on the GPU: memory that this process holds is not free.
 
     model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model
-        or ``timm:NAME``; an import path ``pkg.mod:factory``; or a `Job`, which holds all that is trained, also of
-        `from_lightning` and `from_trainer`.
+        or ``timm:NAME``; an import path ``pkg.mod:factory``; or a `Job`, which holds all that is trained.
     input_shape_or_dataset: the shape of one sample, for random float32 inputs and classes; or a dataset, a function or
         class without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``. Left out for a
         `Job`.
@@ -336,10 +332,8 @@ def find_batch_size(
     if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
         names = replace(names, image_size=shape[-1])
     with python_names():
-        if job.step is not None and precision is not None:
-            raise UsageError("The Job has a step, which already contains precision. Leave precision out.")
         asked_for = precision or job.precision or "fp32"
-        recipe = Recipe(precision="own" if job.step else one_of("precision", asked_for, PRECISIONS))
+        recipe = Recipe(precision=one_of("precision", asked_for, PRECISIONS))
         spec, objects = pack_job(names, job, input_shape=shape)
         check(TuneConfig(workload=spec))
         host = read_host()

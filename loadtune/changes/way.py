@@ -144,7 +144,7 @@ class Way:
         with self.within():
             if self.loader.batched_fetch:
                 return default_convert(self.loader.dataset[indices])  # type: ignore[no-untyped-call]
-            return make_batch(self.loader, fetch_samples(self.loader, indices))
+            return make_batch(self.loader, fetch_samples(self.loader, indices), are_kept=False)
 
 
 def few_of(indices: Sequence[Any], most: int) -> list[Any]:

@@ -11,7 +11,7 @@ from loadtune.records.command import script_name
 
 Precision = Literal["fp32", "fp16", "bf16", "own"]
 """Autocast's dtype; fp32 is training without autocast. fp16 comes with a GradScaler.
-``own``: a training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
+``own``: the user's script decides, and nothing of it is tuned."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 """Those that can be chosen."""
 
@@ -107,7 +107,7 @@ RemedyMode = Literal["none", "auto", "all"]
 """Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
 
 OptimizerName = Literal["sgd", "adamw"]
-WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "optimizer", "step"]
+WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "optimizer"]
 
 Panel = Literal["What to train", "What you use now", "Limits", "What is searched", "Output"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
@@ -149,9 +149,6 @@ class WorkloadSpec:
     optimizer: str = _train(
         "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) or fn(model) that returns an optimizer.", "sgd"
     )
-    step: str | None = _train_path(
-        "make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then."
-    )
     collate: str | None = _train_path("Collate function for --dataset.", default="PyTorch's")
     data_root: str | None = _train("Folder that the torchvision dataset reads. Nothing is downloaded.", value="FOLDER")
     image_size: int | None = _train("Height and width of the images, in pixels.", default="the model's", least=1)
@@ -166,20 +163,20 @@ class WorkloadSpec:
     @property
     def title(self) -> str:
         """``FakeData + resnet50``, or ``train.py``, for people."""
-        described = f"{self.loader or self.dataset} + {self.step or self.model}"
+        described = f"{self.loader or self.dataset} + {self.model}"
         return script_name(self.command) if self.command else described
 
     @property
     def named_optimizer(self) -> OptimizerName | None:
-        """None: a function of the user's own makes the optimizer, or the training step or the script has it."""
-        if self.command or self.step is not None or "optimizer" in self.objects:
+        """None: a function of the user's own makes the optimizer, or the script has it."""
+        if self.command or "optimizer" in self.objects:
             return None
         return next((name for name in get_args(OptimizerName) if name == self.optimizer), None)
 
     @property
     def label(self) -> str:
         """``FakeData-resnet50``, or ``train.py``: the name of the folder of its results."""
-        parts = (self.title,) if self.command else (self.loader or self.dataset, self.step or self.model)
+        parts = (self.title,) if self.command else (self.loader or self.dataset, self.model)
         return "-".join(part.replace(":", ".").replace("/", ".").strip(".") for part in parts)
 
 
@@ -214,6 +211,12 @@ class TuneConfig:
 
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
     yours: YourSettings = field(default_factory=YourSettings)
+    unprotected: bool = _train(
+        "Run a script that cannot be isolated here: only its Python code is kept from changing existing files.",
+        False,
+        flags=("--unprotected",),
+        default="no",
+    )
     device: str | None = _limit(
         "cpu, cuda, cuda:1, or a GPU's UUID.", value="DEVICE", default="the GPU with the most free memory, else the CPU"
     )

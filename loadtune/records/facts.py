@@ -112,7 +112,7 @@ class WorkloadFacts:
     """Seconds in which one process with one thread loads one sample: mean without the slowest tenth of samples."""
     num_classes: int
     num_parameters: int | None
-    """None: a training step of the user's own, which does not show its models."""
+    """None: a script, which does not show its models."""
     precisions: tuple[Precision, ...]
     """The precisions that this device computes natively, fp32 first."""
     min_batch_size: int

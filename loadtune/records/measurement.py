@@ -112,9 +112,8 @@ def raise_for_the_user(outcome: object) -> None:
 def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:
     """The failure of a run whose last window holds a loss that is NaN or infinite."""
     num_steps = sum(window.num_steps for window in windows)
-    what = "the value that step(batch) returned" if precision == "own" else f"the loss in {precision}"
     within = "in the first step" if num_steps == 1 else f"within the first {counted(num_steps, 'step')}"
-    message = f"{what} became NaN or infinite {within}"
+    message = f"the loss in {precision} became NaN or infinite {within}"
     return TrialFailure(kind="non_finite_loss", phase=phase, message=message)
 
 

@@ -79,8 +79,6 @@ def step_code(result: TuningResult, config: TrialConfig) -> str:
 
 def changed_lines(result: TuningResult, config: TrialConfig) -> list[str]:
     """What the recipe changes in a plain training step: lines of `step_code`, those of the loop as if outside of it."""
-    if config.precision == "own":
-        return []
     plain = _step(result, replace(config, recipe=Recipe()))
     changed = (lines for lines in _step(result, config) if lines not in plain)
     return [line.removeprefix("    ") for lines in changed for line in lines.splitlines()]
@@ -89,8 +87,6 @@ def changed_lines(result: TuningResult, config: TrialConfig) -> list[str]:
 def _step(result: TuningResult, config: TrialConfig) -> list[str]:
     """Lines that belong together are one. A function of the user's own has the name of the option that takes it."""
     spec, facts, device, recipe = result.config.workload, result.facts, result.device.kind, config.recipe
-    if config.precision == "own":
-        return [f'step = make_step("{device}")\n', "for batch in loader:", "    step(batch)"]
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
     layout = ", memory_format=torch.channels_last" if recipe.memory_format == "channels_last" else ""
     lines = ["import torch\n", f'model = model.to("{device}"{layout})']
@@ -128,7 +124,7 @@ def _update(is_scaled: bool, accumulate: int) -> list[str]:
 
 
 def _recipe(result: TuningResult, winner: Winner) -> dict[str, Any]:
-    """By name. Empty: the user's training step decides. Of a script only the precision was chosen."""
+    """By name. Empty: the user's script decides. Of a script only the precision was chosen."""
     if winner.config.precision == "own":
         return {}
     return {"precision": winner.config.precision} if result.config.workload.command else asdict(winner.config.recipe)

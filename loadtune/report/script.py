@@ -17,14 +17,12 @@ from loadtune.records.result import TuningResult
 WIDTH = 100
 AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
-_MOST_LINES = 3
-"""Of a whole command. Of a longer one the changed arguments are shown."""
 _SETTINGS = {
-    **dict.fromkeys(("batch_size", "batch", "bs", "b", "train_batch_size"), "batch_size"),
-    **dict.fromkeys(("per_device_train_batch_size", "per_gpu_train_batch_size"), "batch_size"),
-    **dict.fromkeys(("num_workers", "workers", "nw", "j", "dataloader_num_workers"), "num_workers"),
+    **dict.fromkeys(("batchsize", "batch", "bs", "b", "trainbatchsize"), "batch_size"),
+    **dict.fromkeys(("perdevicetrainbatchsize", "pergputrainbatchsize"), "batch_size"),
+    **dict.fromkeys(("numworkers", "workers", "nw", "j", "dataloadernumworkers"), "num_workers"),
 }
-"""Names of arguments that scripts use, without dashes and what stands before a dot."""
+"""Names of arguments that scripts use, in small letters alone and without what stands before a dot."""
 
 
 def script_lines(result: TuningResult, config: TrialConfig) -> list[str]:
@@ -67,7 +65,7 @@ def _given(loader: LoaderConfig) -> dict[str, Any]:
 def with_arguments(command: Sequence[str], numbers: Mapping[str, tuple[int, int]]) -> tuple[list[str], set[str]]:
     """The command's lines with new numbers, and the settings that its arguments hold. ``numbers``: of settings, in use
     and new; an argument counts where it has a known name and the number in use. No lines: no argument does."""
-    words, said, changed = list(command), set[str](), list[str]()
+    words, said = list(command), set[str]()
     for at in range(script_at(command) + 1, len(words)):
         name, equals, value = words[at].partition("=")
         place, before = at, f"{name}="
@@ -76,16 +74,11 @@ def with_arguments(command: Sequence[str], numbers: Mapping[str, tuple[int, int]
             name = before
         elif not equals and name.startswith("-") and at + 1 < len(words):
             place, before, value = at + 1, "", words[at + 1]
-        setting = _SETTINGS.get(name.lstrip("-+").rpartition(".")[2].replace("-", "_"), "")
+        setting = _SETTINGS.get(re.sub(r"[-+_]", "", name.rpartition(".")[2]).lower(), "")
         if setting in numbers and value == str(numbers[setting][0]):
             words[place] = f"{before}{numbers[setting][1]}"
             said.add(setting)
-            changed.append(words[place] if before else f"{name} {words[place]}")
-    if not said:
-        return [], said
-    lines = _wrapped([quote(word) for word in words])
-    is_short = len(lines) <= _MOST_LINES and all(map(str.isprintable, words))
-    return (lines if is_short else [f"In your command: {' '.join(changed)}"]), said
+    return (_wrapped([quote(word) for word in words]) if said else []), said
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:

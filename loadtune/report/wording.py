@@ -20,7 +20,7 @@ PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
     "fp16": "fp16 (AMP)",
     "bf16": "bf16 (AMP)",
-    "own": "as in your step",
+    "own": "as in your script",
 }
 
 RESOURCE_TEXT: Mapping[Resource, str] = {
@@ -96,7 +96,7 @@ def settings_text(config: TrialConfig, *, with_recipe: bool = True) -> str:
         counted(loader.num_workers, "worker"),
         *([f"prefetch_factor={loader.prefetch_factor}"] if loader.num_workers and loader.prefetch_factor != 2 else []),
         "pinned" if loader.pin_memory else "not pinned",
-        "your step's own precision" if config.precision == "own" else config.precision,
+        "your script's own precision" if config.precision == "own" else config.precision,
         *([] if loader.in_order else ["in_order=False"]),
         *([] if loader.persistent_workers else ["persistent_workers=False"]),
         *(_recipe_parts(config.recipe) if with_recipe else []),
@@ -127,13 +127,11 @@ def recipe_text(recipe: Recipe) -> str:
 
 def precision_name(precision: Precision) -> str:
     """At the beginning of a line about this precision."""
-    return "your step" if precision == "own" else precision
+    return "your script" if precision == "own" else precision
 
 
 def recipe_line(choice: RecipeChoice) -> str:
     """``fp16: channels_last, chosen from 3 variants, each timed once``: too little for a ratio."""
-    if choice.chosen.precision == "own":
-        return "Your training step decides precision, memory format and optimizer"
     timed = f"chosen from {len(choice.points)} variants, each timed once" if len(choice.points) > 1 else "timed once"
     return f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {timed}"
 

@@ -43,13 +43,12 @@ class Budget:
         """Seconds left beside the final and what comes after it."""
         return self.left_s - (FINAL_SHARE + LAST_SHARE) * self.total_s
 
-    def search_until_s(self, begun_s: float, expected: float, *, of_code: bool) -> float:
-        """A trial of this expected improvement does not begin where it would end later, in a search that began then.
-        Where a workload is slow to probe, the final gives way to half of what was left."""
+    def search_until_s(self, begun_s: float, expected: float, share: float) -> float:
+        """A trial of this expected improvement does not begin where it would end later, in a search of this share that
+        began then. Where a workload is slow to probe, the final gives way to half of what was left."""
         left_s = self.began_s + self.total_s - begun_s
         spare_s = max(0.5 * left_s, left_s - (FINAL_SHARE + LAST_SHARE) * self.total_s)
-        share = 1.0 if expected >= LARGE else CODE_SHARE if of_code else SEARCH_SHARE
-        return begun_s + min(spare_s, share * self.total_s)
+        return begun_s + min(spare_s, (1.0 if expected >= LARGE else share) * self.total_s)
 
     @property
     def confirm_until_s(self) -> float:

@@ -95,6 +95,8 @@ class Bench:
         """Of loaders that do not train, since the last one of the loader that does."""
         self._connection, self._lifeline = _connected(given["socket"]), _connected(given["socket"])
         watch_lifeline(self._lifeline.fileno(), Path(given["folder"]))
+        if (audit := sys.modules.get("_loadtune_audit")) is not None:
+            audit.watch_writers()
         self._seen: dict[Any, tuple[int, int]] = {}
 
     def iterator(self, loader: Any, frame: FrameType) -> Any:

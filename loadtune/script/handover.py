@@ -28,7 +28,7 @@ class Handover:
         self.has_ended = False
 
     def step(self, batch: Any, precision: str, *, is_probed: bool = False) -> Counter[str]:
-        """The session's side: the types of all products. Raises what the loop raises, or ScriptEndedError."""
+        """The session's side: elements of products by type. Raises what the loop raises, or ScriptEndedError."""
         products: Counter[str] = self._loop.switch(Handed(batch, precision, is_probed))
         return products
 

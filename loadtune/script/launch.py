@@ -59,30 +59,15 @@ def cover(layers: str, folders: list[str], caches: list[str], keep: list[str]) -
                 _set_read_only(path, False)
     # Descriptors see what lies below the overlays, and their names need no escapes among the options of a mount.
     base, opened = _open(layers), _opened((*mounted, *folders, *caches, *keep))
-    covered: dict[str, bool] = {}
-    waiting = sorted({*folders, *caches})
-    while waiting:
-        path = waiting.pop(0)
-        is_cache = path in caches
-        outer = next((each for each in reversed(covered) if below(path, each)), None)
-        done = outer and covered[outer] == is_cache and not (other_users and _has_others(path, outer))
-        if done or any(below(path, each) for each in keep):
+    for path in sorted({*folders, *caches}):
+        if any(below(path, each) for each in keep):
             continue
-        try:
-            _mount_overlay(base, opened.get(path), path, is_cache, other_users)
-        except OSError:  # of a file system that cannot be below an overlay: it stays read-only
-            if any(below(each, path) for each in mounted if each != path):
-                # Only root may hide a mount that is inside: the folders beside that mount are covered, files are not.
-                with suppress(OSError), os.scandir(path) as entries:
-                    inside = {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
-                    opened |= _opened(inside - opened.keys())
-                    waiting = sorted(inside.union(waiting))
-            continue
-        covered[path] = is_cache
-        for each in (*mounted, *keep):
-            if each != path and below(each, path) and each in opened:
-                with suppress(FileNotFoundError):
-                    _call("mount", f"/proc/self/fd/{opened[each]}", each, None, _BIND, None)
+        with suppress(OSError):  # of a file system that cannot be below an overlay: it stays read-only
+            _mount_overlay(base, opened.get(path), path, path in caches, other_users)
+            for each in (*mounted, *keep):
+                if each != path and below(each, path) and each in opened:
+                    with suppress(FileNotFoundError):
+                        _call("mount", f"/proc/self/fd/{opened[each]}", each, None, _BIND, None)
 
 
 def restrict(writable: list[str], temporary: str) -> None:
@@ -96,7 +81,6 @@ def restrict(writable: list[str], temporary: str) -> None:
         _call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, _open(path)), 0)
     _call("prctl", 38, 1, 0, 0, 0)  # no new privileges
     _call("syscall", _RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
     os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary))
 
 
@@ -130,16 +114,6 @@ def _mount_overlay(base: int, lower: int | None, path: str, is_cache: bool, othe
     layers = f"lowerdir={empty if lower is None else f'/proc/self/fd/{lower}'},upperdir={upper},workdir={moving}"
     kind = "userxattr" if other_users else "redirect_dir=on"
     _call("mount", "overlay", path, "overlay", 0, f"{layers},volatile,{kind}")
-
-
-def _has_others(path: str, outer: str) -> bool:
-    """Whether a folder on the way down from an overlay is of a user or group that its layer cannot name."""
-    while path != outer:
-        status = os.stat(path)
-        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-            return True
-        path = os.path.dirname(path)
-    return False
 
 
 def _set_read_only(path: str, read_only: bool) -> None:

@@ -20,7 +20,7 @@ class Precisions:
     def __init__(self, device_type: str) -> None:
         self.own: str | None = None
         """Of the loop's own autocast that trains: ``bf16``. None: it has none."""
-        self.num_steps = self.num_backwards = 0
+        self.num_steps = 0
         self._device_type, self._asked = device_type, "own"
         self._probe: _Products | None = None
         optimizer.register_optimizer_step_pre_hook(self._before_step)
@@ -38,7 +38,7 @@ class Precisions:
             self._probe.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> Counter[str]:
-        """As the loop asks for the next batch: types that products were computed in since. Empty: nobody looked."""
+        """As the loop asks for the next batch: elements of all products since, by their type. Empty: nobody looked."""
         self._leave()
         probe, self._probe = self._probe, None
         if probe is None:
@@ -74,7 +74,6 @@ class Precisions:
 
     def _backward(self, before: Callable[..., None]) -> Callable[..., None]:
         def backward(*given: Any, **named: Any) -> None:
-            self.num_backwards += 1
             if self._asked != "own":
                 torch.set_autocast_enabled(self._device_type, False)
             try:
@@ -106,7 +105,7 @@ class Precisions:
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts products by the type of what they return."""
+    """Counts what products return, its elements by their type."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -115,5 +114,5 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _PRODUCTS and isinstance(made, torch.Tensor):
-            self.seen[str(made.dtype).removeprefix("torch.")] += 1
+            self.seen[str(made.dtype).removeprefix("torch.")] += made.numel()
         return made

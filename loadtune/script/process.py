@@ -40,7 +40,10 @@ class ScriptProcess(TrainingProcess):
         environment = environment_of(device, scratch)
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{_INJECTED}{os.pathsep}{known}" if known else str(_INJECTED)
-        environment |= _OFF | {RUN_VARIABLE: json.dumps({"folder": str(scratch), "socket": str(address)})}
+        given: dict[str, object] = {"folder": str(scratch), "socket": str(address)}
+        if protection.way == "audit":
+            given["audit"] = {"began_s": protection.began_s, "free": [str(scratch), *protect.caches_of(os.environ)]}
+        environment |= _OFF | {RUN_VARIABLE: json.dumps(given)}
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__, str(scratch)], stdin=subprocess.PIPE, start_new_session=True
         )

@@ -6,13 +6,12 @@ two works is found by doing it. Writes to other machines cannot be held.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,59 +19,53 @@ from loadtune.errors import UsageError
 from loadtune.script import launch
 from loadtune.script.janitor import remove
 
-_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/snap", "/usr", "/var")
-"""Folders that stay read-only unless one is named by an argument, or is the working folder."""
 _SOCKETS = "/run"
 """Sockets of other programs work where it is read-only, but not through an overlay."""
 _CACHES = ("~/.cache", "~/.nv", "~/.triton")
 _CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-_PATH = re.compile(r"(?<![\w.~/:])(?:~|\.\.?)?/[^\s\"'`,:;=<>|*?$(){}\[\]]+")
-_MOST_TEXT_BYTES = 100_000
 _PROBE = "import sys; open(sys.argv[1], 'x').close()"
-_PROBE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Protection:
     """What holds the script."""
 
-    way: Literal["overlay", "landlock", "none"]
+    way: Literal["overlay", "landlock", "audit"]
     text: str
     """One sentence for the user."""
+    began_s: float = field(default_factory=time.time)
+    """Since the epoch: what is older existed before."""
 
 
-def protection_here() -> Protection:
-    """For scripts that are started in this process's folder. Raises UsageError: nothing protects here."""
-    with tempfile.TemporaryDirectory(prefix="loadtune-") as scratch:
-        found = find_way(Path(scratch))
-    if found.way == "none":
-        raise UsageError(
-            f"{found.text} Run it where user namespaces or Landlock are allowed, or describe the job: "
-            "loadtune run --dataset FILE.py:NAME --model FILE.py:NAME."
-        )
-    return found
+_WAYS = (
+    Protection("overlay", "What the script writes goes to overlays and is thrown away; what existed stays as it is."),
+    Protection(
+        "landlock",
+        "What existed stays as it is: the script fails where it writes outside of new temporary folders (Landlock).",
+    ),
+)
 
 
-def find_way(scratch: Path, cwd: Path | None = None) -> Protection:
-    """The first way that works here, found by starting processes that write to ``cwd``. Takes under a second.
+def protection_here(*, unprotected: bool = False) -> Protection:
+    """For scripts that are started in this process's folder: the first way that works, found by starting processes that
+    write to it. Takes under a second. ``unprotected``: where none does, Python code alone is watched.
 
-    ``scratch``: a folder on disk for what the script writes. Whether overlays work depends on its file system, too.
+    Raises UsageError: nothing protects here.
     """
-    ways = (
-        Protection(
-            "overlay", "What the script writes goes to overlays and is thrown away; what existed stays as it is."
-        ),
-        Protection(
-            "landlock", "The script can write to new temporary folders only, so what existed stays as it is (Landlock)."
-        ),
-    )
     refused = []
-    for protection in ways:
-        reason = _refusal(protection, scratch, cwd or Path.cwd())
-        if reason is None:
-            return protection
-        refused.append(f"{protection.way}: {reason}")
-    return Protection("none", f"Nothing keeps the script from changing files here ({'; '.join(refused)}).")
+    with tempfile.TemporaryDirectory(prefix="loadtune-") as scratch:
+        for protection in _WAYS:
+            if (reason := _refusal(protection, Path(scratch))) is None:
+                return protection
+            refused.append(f"{protection.way}: {reason}")
+    nothing = f"Nothing keeps the script from changing files here ({'; '.join(refused)})."
+    if unprotected:
+        text = "Python code that would change an existing file is stopped; extensions and other programs are not."
+        return Protection("audit", f"{nothing} {text}")
+    raise UsageError(
+        f"{nothing} Run it where user namespaces or Landlock are allowed. Or add --unprotected, and give the script a "
+        "new output folder: then only its Python code is kept from changing existing files."
+    )
 
 
 def command(
@@ -82,7 +75,7 @@ def command(
 
     ``keep``: files, sockets and folders that stay as they are, and writable.
     """
-    if protection.way == "none":
+    if protection.way == "audit":
         return list(argv)
     layers = Path(os.path.realpath(scratch)) / "layers"
     layers.mkdir(exist_ok=True)
@@ -91,7 +84,9 @@ def command(
         given: dict[str, object] = {"writable": kept, "temporary": f"{layers}/start/tmp"}
     else:
         folders, caches = covered(argv, cwd, os.environ)
-        given = {"layers": str(layers), "folders": folders, "caches": caches, "keep": [*kept, *_sockets_of_others()]}
+        service = os.path.realpath(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # makes new sockets
+        kept += [service] if os.path.isdir(service) else []
+        given = {"layers": str(layers), "folders": folders, "caches": caches, "keep": kept}
     plan = json.dumps({"way": protection.way, "cwd": str(cwd), "with": given})
     return [sys.executable, "-I", "-S", launch.__file__, plan, *argv]
 
@@ -102,63 +97,36 @@ def forget(scratch: Path, *, caches: bool = False) -> None:
 
 
 def covered(argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Folders that the script may write to, and those of caches.
-
-    The working folder, home, those for temporary files, those that arguments name; and where this user may write:
-    those that variables or files among the arguments name, targets of links in the working folder, top folders, mounts.
+    """Folders that overlays cover, and those of caches: top folders and mounts; above these the working folder, home,
+    those for temporary files, and those that arguments name.
     """
-    home = os.path.expanduser("~")
-    named = {str(cwd), home, "/tmp", "/var/tmp", tempfile.gettempdir()}
-    texts = [*argv[1:], *environment.values()]
+    named = {str(cwd), "~", "/tmp", "/var/tmp", tempfile.gettempdir()}
     for value in (value for word in argv[1:] for value in (word, word.partition("=")[2], word[2:])):  # -oDIR
-        path = os.path.join(cwd, os.path.expanduser(value))
-        if "/" in value or os.path.exists(path):
-            named.add(path)
-        with suppress(OSError):
-            if os.path.isfile(path) and os.path.getsize(path) <= _MOST_TEXT_BYTES:
-                texts.append(Path(path).read_text(errors="replace"))
-    found = {os.path.join(cwd, os.path.expanduser(path)) for text in texts for path in _PATH.findall(text)}
-    with suppress(OSError), os.scandir(cwd) as entries:
-        found |= {entry.path for entry in entries if entry.is_symlink()}
-    found |= {f"/{name}" for name in os.listdir("/")} | set(launch.mounts())
-    variables = (environment[name] for name in _CACHE_VARIABLES if environment.get(name))
-    folders = _folders(named)
-    caches = {os.path.realpath(os.path.expanduser(path)) for path in (*_CACHES, *variables)} - folders
-    writable = {
-        each for each in _folders(found) if os.access(each, os.W_OK) and not _is_below(each, (*_SYSTEM, *caches))
-    }
-    return sorted(folders | writable), sorted(caches)
-
-
-def _folders(paths: Iterable[str]) -> set[str]:
-    """The nearest that exist."""
-    found = set()
-    for path in map(os.path.realpath, paths):
+        if "/" in value or os.path.exists(os.path.join(cwd, value)):
+            named.add(value)
+    named |= {f"/{name}" for name in os.listdir("/")} | set(launch.mounts())
+    caches = caches_of(environment)
+    folders = set()
+    for path in (os.path.realpath(os.path.join(cwd, os.path.expanduser(each))) for each in named):
         while not os.path.isdir(path):
             path = os.path.dirname(path)
-        found.add(path)
-    return {each for each in found if each != "/" and not _is_below(each, (*launch.LEFT_ALONE, _SOCKETS))}
+        if path != "/" and not any(launch.below(path, each) for each in (*launch.LEFT_ALONE, _SOCKETS, *caches)):
+            folders.add(path)
+    return sorted(folders), caches
 
 
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    return any(launch.below(path, each) for each in folders)
+def caches_of(environment: Mapping[str, str]) -> list[str]:
+    variables = (environment[name] for name in _CACHE_VARIABLES if environment.get(name))
+    return sorted({os.path.realpath(os.path.expanduser(path)) for path in (*_CACHES, *variables)})
 
 
-def _sockets_of_others() -> list[str]:
-    """In /tmp: sockets and pipes, and the folder of CUDA's MPS, which makes new ones."""
-    found = [
-        path for pattern in ("*", "*/*") for path in Path("/tmp").glob(pattern) if path.is_socket() or path.is_fifo()
-    ]
-    service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    return [*map(str, found), *([os.path.realpath(service)] if service.is_dir() else [])]
-
-
-def _refusal(protection: Protection, scratch: Path, cwd: Path) -> str | None:
+def _refusal(protection: Protection, scratch: Path) -> str | None:
     """Why a way does not work; None: it does."""
+    cwd = Path.cwd()
     new = (cwd if os.access(cwd, os.W_OK) else scratch) / f".loadtune-{os.getpid()}"
     argv = command(protection, [sys.executable, "-I", "-S", "-c", _PROBE, str(new)], cwd, scratch)
     try:
-        ended = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=_PROBE_S)
+        ended = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=5.0)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:
@@ -167,10 +135,6 @@ def _refusal(protection: Protection, scratch: Path, cwd: Path) -> str | None:
         forget(scratch)
     last = ended.stderr.strip().rpartition("\n")[2]
     held = ended.returncode == 0 if protection.way == "overlay" else "PermissionError" in last
-    return (
-        f"{new} was written"
-        if written
-        else None
-        if held
-        else last.removeprefix("loadtune: the script was not started: ")
-    )
+    if written:
+        return f"{new} was written"
+    return None if held else last.removeprefix("loadtune: the script was not started: ")

@@ -2,25 +2,29 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import nn
 
-from loadtune.records.config import PRECISIONS, Precision, Recipe
+from loadtune.errors import UsageError
+from loadtune.inflight.environment import num_ranks
+from loadtune.records.config import Precision, Recipe
 from loadtune.records.facts import WorkloadFacts
 from loadtune.script.bench import Bench
 from loadtune.script.handover import Handover
 from loadtune.training.__main__ import leave
 from loadtune.training.describe import describe, precisions_of
-from loadtune.training.protocol import OTHER_SIZE, Begin, Line
+from loadtune.training.protocol import TRY, Begin, Line
 from loadtune.training.session import Session, serve
-from loadtune.training.trainer import OwnStep
-from loadtune.workload.batches import Batch, own_structure
+from loadtune.training.trainer import Trainer
+from loadtune.workload.batches import Batch, map_tensors, own_structure
 from loadtune.workload.build import Workload
 from loadtune.workload.loaders import LoaderParts, epoch_of
 
+_TWICE, _HALF = f"{TRY}twice the batch size", f"{TRY}half the batch size"
 _TYPES: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -42,10 +46,38 @@ def serve_script(connection: Connection, script: Script) -> None:
     leave(0)
 
 
+class _Loop(Trainer):
+    """Hands batches to the user's loop, which moves them to its device itself."""
+
+    def __init__(self, handover: Handover, *given: Any, **named: Any) -> None:
+        self._handover = handover
+        super().__init__(*given, **named)
+
+    def _begin(self) -> None: ...
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Page-locked: then the loop's own copy of a resident batch takes next to no time."""
+        return map_tensors(batch, torch.Tensor.pin_memory) if self.device.type == "cuda" else batch
+
+    def receive(self, batch: Batch) -> Batch:
+        return batch
+
+    def step(self, batch: Batch) -> None:
+        self._handover.step(own_structure(batch), self.recipe.precision)
+
+    def evaluate(self, batch: Batch) -> None:
+        """The script's own validation is not seen."""
+
+
 class _Session(Session):
     def __init__(self, script: Script, begin: Begin, line: Line) -> None:
         assert script.bench.handover is not None
-        self._script, self._handover, self._only_own_size = script, script.bench.handover, begin.only_own_size
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else num_ranks()
+        if ranks > 1:
+            found = f"the script trains on {ranks} ranks, and `loadtune run` takes one."
+            raise UsageError(f"{found} To tune num_workers on all of them: loadtune exec -- COMMAND.")
+        self._script, self._handover, self._failed = script, script.bench.handover, begin.failed
+        self._trains_by = partial(_Loop, self._handover)
         super().__init__(begin, line)
 
     def _built(self, begin: Begin) -> Workload:
@@ -57,79 +89,52 @@ class _Session(Session):
             model=nn.Module(),
             compute_loss=lambda model, batch: torch.zeros(()),
             num_classes=0,
-            own=frozenset({"loader", "step"}),
+            own=frozenset({"loader"}),
             loss_takes="batch",
-            make_step=lambda device: id,  # never made: see `_Loop`
         )
-
-    def _trainer(self, recipe: Recipe, batch_size: int, **others: Any) -> "_Loop":
-        made = super()._trainer(recipe, batch_size, **others)
-        assert isinstance(made, _Loop)
-        made.handover = self._handover
-        return made
-
-    @property
-    def _kind(self) -> type[OwnStep]:
-        return _Loop
 
     def recovers(self) -> bool:
         """What the loop keeps of its last batch is no leak."""
         return not self._handover.has_ended
 
     def describe(self) -> WorkloadFacts:
-        samples, precisions, size = self._samples, self._script.bench.precisions, self._own_size
-        self._line.enter("first step")
-        seen = {name: self._products(name) for name in ("own", *PRECISIONS)}
+        samples, precisions = self._samples, self._script.bench.precisions
+        size = self._workload.loader.settings(samples.num).batch_size
+        seen = {"own": self._products("own", size)}
         own: Precision = precisions.own or _most(seen["own"])  # type: ignore[assignment]
-        # fp16 needs a scaler, which a loop in another precision has not.
-        possible = [name for name in precisions_of(self._chosen) if name != "fp16" or own == "fp16"]
-        able = tuple(name for name in possible if _most(seen[name]) in (name, "own"))
-        is_free = self._workload.loader.batch_size_is_free and not self._only_own_size
+        # What may end the script is tried once: out of memory at twice the size, half of it is.
+        other, phase = (size // 2, _HALF) if self._failed.get(_TWICE) == "oom" else (2 * size, _TWICE)
+        is_free = self._workload.loader.batch_size_is_free and other > 0 and phase not in self._failed
         if is_free:
-            trainer = self._trainer(Recipe(precision="own"), 2 * size)
-            self._line.enter(OTHER_SIZE)
-            for _ in range(2 * trainer.accumulate):
-                trainer.step(samples.resident(2 * size, trainer))
-                trainer.synchronize()
+            same = min(seen["own"].total(), self._products("own", size).total())  # one may be beside a validation
+            tried = [self._products("own", other, phase).total() for _ in range(2 * self._script.accumulate)]
+            is_free = same == 0 or min(tried) != same  # else the loop cuts its batches
+        few = min(size, 4) if is_free and self._chosen.kind == "cpu" else size  # bf16 may be a dozen times slower there
+        # fp16 needs a scaler, which a loop in another precision has not.
+        failed = {*self._failed, *([TRY + "fp16"] if own != "fp16" else [])}
+        possible = [name for name in precisions_of(self._chosen) if TRY + name not in failed]
+        seen |= {name: self._products(name, few, TRY + name) for name in possible}
+        able = tuple(name for name in possible if _most(seen[name]) in (name, "own"))
         found = describe(self._workload, samples, (2, 0), self._chosen, self.memory)
         return replace(
             found,
+            num_parameters=None,
             precisions=able if own in able else ("own",),
             own_precision=own if own in able else "own",
             loader_place=self._script.place,
             fixed_batch_size=found.fixed_batch_size if is_free else size,
         )
 
-    def _products(self, precision: Precision) -> Counter[str]:
-        """Types that a step in this precision computes its products in."""
-        trainer = self._trainer(Recipe(precision=precision), self._own_size)
-        batch = self._samples.resident(self._own_size, trainer)
+    def _products(self, precision: Precision, size: int, phase: str = "first step") -> Counter[str]:
+        """Elements of the products of a step with a batch of this size in this precision, by their type."""
+        trainer = self._trainer(Recipe(precision=precision), size)
+        batch = self._samples.resident(size, trainer)
+        self._line.enter(phase)
         seen = self._handover.step(own_structure(batch), precision, is_probed=True)
         trainer.synchronize()
         return seen
-
-    @property
-    def _own_size(self) -> int:
-        return self._workload.loader.settings(self._samples.num).batch_size
 
 
 def _most(seen: Counter[str]) -> Precision:
     """The precision that most products were in. ``own``: there was none, or it is another one."""
     return _TYPES.get(seen.most_common(1)[0][0], "own") if seen else "own"
-
-
-class _Loop(OwnStep):
-    """Hands batches to the user's loop, which moves them to its device itself."""
-
-    handover: Handover
-
-    def _begin(self) -> None: ...
-
-    def to_device(self, batch: Batch) -> Batch:
-        return batch
-
-    def step(self, batch: Batch) -> None:
-        self.handover.step(own_structure(batch), self.recipe.precision)
-
-    def evaluate(self, batch: Batch) -> None:
-        """The script's own validation is not seen."""

@@ -106,7 +106,7 @@ def _batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
         if fixed is not None and (size < fixed if is_limit else size != fixed):
             yield (
                 f"{option} is {size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
-                f" Leave {option} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
+                f" Leave {option} out, or give the DataLoader batch_size=..., so that PyTorch makes its batches."
             )
         if length is not None and size > length and not is_limit:
             is_own = loader is not None and size == loader.batch_size
@@ -167,16 +167,11 @@ def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
             f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
             "dataset, sampler and functions: what the class does beyond that was not measured."
         )
-    if facts.fixed_batch_size is not None and facts.loader_place is not None:
-        yield (
-            "The batch size was not tuned: a batch sampler makes the batches, or the script did not train on larger "
-            f"ones. Its batches, at {facts.loader_place}, have {counted(facts.fixed_batch_size, 'sample')}."
-        )
-    elif facts.fixed_batch_size is not None:
-        yield (
-            "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "
-            f"{counted(facts.fixed_batch_size, 'sample')} on average. Pass a loader with batch_size=... to tune it."
-        )
+    if facts.own_precision is not None and len(facts.precisions) == 1:
+        yield "The precision was not tuned: the script or the device allows one only."
+    if facts.fixed_batch_size is not None:
+        or_script = "" if facts.loader_place is None else ", or the script does not train on larger ones"
+        yield f"The batch size was not tuned: your loader's batch sampler or dataset makes the batches{or_script}."
     if facts.max_workers is not None:
         most = facts.max_workers
         named, tried = ("one", "0 and 1 worker were") if most == 1 else (most, f"0 to {most} workers were")

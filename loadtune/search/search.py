@@ -25,7 +25,7 @@ from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
 from loadtune.records.result import Remedies, Trial
 from loadtune.report.store import STUDY_FILE
-from loadtune.run.budget import Budget
+from loadtune.run.budget import CODE_SHARE, SEARCH_SHARE, Budget
 from loadtune.run.measure import Run, expected_seconds, outcome_text
 from loadtune.run.state import Resumable
 from loadtune.search.space import EPOCH_STEPS, NEAR, SearchSpace, largest_batches, roomiest, size
@@ -296,6 +296,8 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
     ``num_before``: trials of before this search, which began at ``begun_s``.
     """
     of_code, num_run = bool(search.space.codes), len(state.trials)
+    share = CODE_SHARE if of_code else SEARCH_SHARE
+    share += CODE_SHARE if state.config.workload.command else 0.0  # of a script no change of its code is searched
     most = max(state.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
     if num_run >= most:
         return f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
@@ -304,13 +306,13 @@ def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, 
     # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
     must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
     if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
-        until_s = budget.search_until_s(begun_s, math.inf, of_code=of_code)
+        until_s = budget.search_until_s(begun_s, math.inf, share)
         left_s = min(until_s - now, budget.left_s - 2 * MIN_RUNS * each_s)
     asked = search.next(left_s) if left_s >= each_s else ""
     if isinstance(asked, str) or must:
         return asked
     ends_s = now + max(each_s, search.lasts_s(asked.config))  # on a CPU, trials of larger batches take longer
-    return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, of_code=of_code) else ""
+    return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, share) else ""
 
 
 # What can run: by the memory ceilings, the host's memory now, and the trials that failed

@@ -25,7 +25,7 @@ from loadtune.records.memory import BatchTry, FitReport
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch
-from loadtune.training.protocol import EXIT, OTHER_SIZE, STOP, Answer, Begin, Request
+from loadtune.training.protocol import EXIT, STOP, TRY, Answer, Begin, Request
 from loadtune.units import bytes_text
 
 _Value = TypeVar("_Value")
@@ -104,8 +104,8 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         """Asked once, then remembered."""
         if self._facts is None:
             value = self._ask(WorkloadFacts, "describe")
-            if isinstance(value, TrialFailure) and value.phase == OTHER_SIZE:
-                self._begin = replace(self._begin, only_own_size=True)
+            while isinstance(value, TrialFailure) and value.phase.startswith(TRY):
+                self._begin = replace(self._begin, failed={**self._begin.failed, value.phase: value.kind})
                 value = self._ask(WorkloadFacts, "describe")
             if isinstance(value, TrialFailure) and value.kind == "crash":
                 value = self._ask(WorkloadFacts, "describe")  # a start can fail for reasons that pass
@@ -116,7 +116,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
                     raise WorkloadError(f"{found} (while: {value.phase})", tail or None)
                 if value.kind == "oom":
                     raise nothing_fits("does not train in the device's free memory", value)
-                advice = "Run the loader and one training step by themselves to find what ends the process."
+                advice = "Run the script, or the loader and one training step, without loadtune to find what ends it."
                 ending = f" Its log ends:\n{tail}" if tail else ""
                 raise TrainingError(f"{found} That was in the phase '{value.phase}'. {advice}{ending}")
             self._facts = value
@@ -164,8 +164,8 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             self._failed_starts = self._failed_starts + 1 if reply.phase in _BUILDING else 0
             if self._failed_starts and self._begin.spec.command:
                 raise TrainingError(
-                    f"The script has to train. {reply.message} That was before an optimizer had stepped between the "
-                    f"batches of a torch DataLoader, twice. Its output ends:\n{reply.log_tail}"
+                    f"The script did not come to train. {reply.message} No optimizer had stepped twice yet in a loop "
+                    f"over a torch DataLoader. Its output ends:\n{reply.log_tail}"
                 )
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 log = f"log, {self._log_path}," if self._log_path else "log"
@@ -181,8 +181,8 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             self._num_ended += 1
             if self._num_ended > _MAX_ENDED:
                 raise TrainingError(
-                    f"The script ended by itself {self._num_ended} times before a trial was over. It has to train "
-                    "longer: give it more epochs or steps."
+                    f"The script ended by itself {self._num_ended} times before a trial was over. Let it train "
+                    "for more steps."
                 )
             return self._ask(kind, name, *given, watched=watched)
         self._num_ended = 0

@@ -317,7 +317,6 @@ def describe(
 ) -> WorkloadFacts:
     loader, batch = workload.loader, samples.batch
     first = next(tensors_of(batch), None)
-    own = workload.make_step is not None
     return WorkloadFacts(
         dataset_length=samples.num_per_epoch,
         input_shape=sample_shape(batch, samples.places),
@@ -326,8 +325,8 @@ def describe(
         sample_s=samples.sample_s,
         sample_cpu_s=samples.sample_cpu_s,
         num_classes=trained[1],
-        num_parameters=None if own else sum(parameter.numel() for parameter in workload.model.parameters()),
-        precisions=("own",) if own else precisions_of(device),
+        num_parameters=sum(parameter.numel() for parameter in workload.model.parameters()),
+        precisions=precisions_of(device),
         min_batch_size=trained[0],
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
         memory_capacity_bytes=memory.capacity_bytes(),
@@ -357,9 +356,6 @@ def match_random_targets(workload: Workload, model: ResidentModel) -> None:
     """
     samples = workload.dataset
     if not isinstance(samples, RandomSamples):
-        return
-    if workload.make_step is not None:
-        samples.num_classes = workload.num_classes
         return
     own_batches = workload.loss_takes == "batch"
     if own_batches:

@@ -5,7 +5,8 @@ each a text, then exactly one `Answer`. Only `STOP` may be sent while a request 
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ class Begin:
     """What of the workload the spec only labels. None: it names all of it."""
     max_memory_bytes: int | None = None
     """What this process may hold of the GPU, its context included. None: whatever is free."""
-    only_own_size: bool = False
-    """Whether the user's loop takes batches of its own size only: it failed in the phase `OTHER_SIZE`."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Phases with `TRY` in which a script's loop failed, and the kinds of these failures."""
 
 
 class Request(NamedTuple):
@@ -36,8 +37,8 @@ class Request(NamedTuple):
     given: tuple[object, ...]
 
 
-OTHER_SIZE = "another batch size"
-"""The phase in which the loop of a script is tried with one."""
+TRY = "try "
+"""Phases in which a script's loop is given what it may not take begin so."""
 
 STOP = "stop"
 """Enough windows."""

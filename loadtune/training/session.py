@@ -34,13 +34,15 @@ from loadtune.training.loop import EndlessLoader, time_training
 from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
 from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
-from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
+from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.workload.build import Workload, build_workload
 
 
 class Session:
     """Builds everything when made; raises WorkloadError or DeviceError. Its public methods are what a `Request` may
     name. What one raises is a failure of that request."""
+
+    _trains_by: Callable[..., Trainer] = Trainer
 
     def __init__(self, begin: Begin, line: Line) -> None:
         line.enter("build")
@@ -60,7 +62,6 @@ class Session:
             self._device = torch.device("cuda", 0)
             self.memory = CudaMemory(self._device, free_before, begin.max_memory_bytes)
         self._workload = self._built(begin)
-        self._with_own_step = self._workload.make_step is not None
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
@@ -81,18 +82,13 @@ class Session:
     def _built(self, begin: Begin) -> Workload:
         return build_workload(begin.spec, begin.objects, self._device)
 
-    @property
-    def _kind(self) -> type[Trainer]:
-        return OwnStep if self._with_own_step else Trainer
-
     def recovers(self) -> bool:
         """Drop what a run left; False: memory stays taken, and a fresh process has to go on."""
         self._model.drop()
         return self.memory.recovers()
 
     def describe(self) -> WorkloadFacts:
-        recipe = Recipe(precision="own" if self._with_own_step else "fp32")
-        trainer = self._trainer(recipe, self._samples.num)
+        trainer = self._trainer(Recipe(), self._samples.num)
         trained = train_small(trainer, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
@@ -115,9 +111,7 @@ class Session:
         return replace(report, seconds=time.monotonic() - begun)
 
     def account(self, precision: Precision, batch_size: int) -> StepAccount | TrialFailure:
-        if self._with_own_step:
-            message = "Not possible with a whole training step: loadtune cannot see its model. Use --model and --loss."
-        elif self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
+        if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --device cpu needs neither."
         else:
             return self._measure(precision, batch_size, AllocatorLog(self._device))
@@ -156,7 +150,7 @@ class Session:
     ) -> Trainer:
         self._line.enter("prepare")
         job, places = self._job(remedies), self._samples.places
-        return self._kind(self._model, recipe, job, sums_losses=sums_losses, places=places, batch_size=batch_size)
+        return self._trains_by(self._model, recipe, job, sums_losses=sums_losses, places=places, batch_size=batch_size)
 
 
 def serve(

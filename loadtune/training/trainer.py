@@ -2,19 +2,14 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from loadtune.errors import WorkloadError
 from loadtune.records.config import MemoryFormat, Recipe
 from loadtune.workload.batches import PAIR, Batch, Places, is_pair, leaf_tensors, moved, own_structure
 from loadtune.workload.build import Workload
 from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
-from loadtune.workload.user_code import call_named, reported
 
 # Never in a measured run: the scale only halves, once for each skipped step, and so skipped steps can be counted.
 _NO_SCALE_GROWTH = 1_000_000
@@ -25,12 +20,10 @@ class ResidentModel:
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         self.device = device
-        self.own_step: Callable[[Batch], Any] | None = None
-        """What the user's ``make_step`` returned. None: not made yet, or there is none."""
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
         self.optimizer: torch.optim.Optimizer | None = None
-        """Of the run that goes on. None: there is none, or the user's own step holds it."""
+        """Of the run that goes on. None: there is none, or the user's script holds it."""
 
     def reset(self, memory_format: MemoryFormat) -> None:
         """Initial weights, in this memory format, without gradients, ready to train."""
@@ -170,41 +163,3 @@ class Trainer:
         scale = self._scaler.get_scale()
         # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
         return -math.log2(scale) if scale > 0 else math.inf
-
-
-class OwnStep(Trainer):
-    """The user's own training step: it holds models and optimizers, and lives as long as the process."""
-
-    def _begin(self) -> None:
-        workload = self.workload
-        self._sentence = (
-            f"The step {workload.spec.step or ''} raised {{}}. step(batch) gets each batch as the collate function "
-            "returns it, moved to the device"
-        )
-        if self._model.own_step is not None:
-            return
-        assert workload.make_step is not None
-        wanted = "make_step(device) has to return a function step(batch), which trains on one batch."
-        with reported(f"The training step could not be made: make_step raised {{}}. {wanted}"):
-            made = workload.make_step(self.device)
-        if not callable(made):
-            raise WorkloadError(f"make_step returned a value of type {type(made).__name__}. {wanted}")
-        self._model.own_step = made
-
-    def step(self, batch: Batch) -> None:
-        assert self._model.own_step is not None
-        value = call_named(self._sentence, self._model.own_step, own_structure(batch))
-        for loss in _losses_in(value):
-            self._add(loss)
-
-
-def _losses_in(value: Any) -> Iterator[torch.Tensor | float]:
-    """The numbers in what a step returned; of a mapping that names losses only those, because metrics may be NaN."""
-    if isinstance(value, Mapping):
-        named = [part for key, part in value.items() if "loss" in str(key).lower()]
-        value = named or list(value.values())
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Real):
-            yield float(leaf)
-        elif isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.is_floating_point():
-            yield leaf

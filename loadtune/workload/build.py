@@ -26,7 +26,7 @@ from loadtune.records.facts import CodePart
 from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_model, make_parts, model_needs, num_classes_of
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
-from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep, OptimizerFactory, loss_of_batches, takes_model
+from loadtune.workload.tasks import ComputeLoss, Loss, OptimizerFactory, loss_of_batches, takes_model
 from loadtune.workload.user_code import find, is_users_file, module_of, reported
 
 _CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ class Workload:
     epoch: Epoch
     """What one epoch of it draws."""
     model: nn.Module
-    """An empty one where the user's own step trains."""
+    """An empty one where the user's script trains."""
     compute_loss: ComputeLoss
     """Of a batch of any structure that can be trained on."""
     num_classes: int
@@ -52,8 +52,6 @@ class Workload:
     loss_takes: Literal["classes", "outputs", "batch"] = "classes"
     """``classes``: it is ours. ``outputs``: the user's own takes any outputs and targets. ``batch``: the user's own, or
     a step, takes batches of any structure."""
-    make_step: MakeStep | None = None
-    """The user's own training. None: ours."""
     optimizer: OptimizerName | OptimizerFactory = "sgd"
     on_device: tuple[Callable[[Batch], Batch], ...] = ()
     """What is done with a batch once it is on the device, before it is trained on."""
@@ -132,7 +130,6 @@ def build_workload(
     """Build loader and model on the CPU, from objects or from the names in `spec`; tensors of a loss go to `device`.
     Only the model is made within `making`, for example under fake tensors. Raises WorkloadError."""
     own = _own_parts(spec, {} if objects is None else unpack_parts(objects, device))
-    make_step: MakeStep | None = own.get("step")
     loss: Loss | None = own.get("loss")
     of_batch = loss is not None and takes_model(loss)
     needs = model_needs(spec, own)
@@ -141,7 +138,7 @@ def build_workload(
     torch.manual_seed(spec.seed)
     with making or nullcontext():
         model = make_model(spec, needs, num_classes, own, own_training=of_batch)
-    if make_step is None and not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
@@ -153,13 +150,12 @@ def build_workload(
         compute_loss=loss_of_batches(loss, spec.loss or ""),
         num_classes=num_classes,
         own=frozenset(own),
-        loss_takes="batch" if of_batch or make_step is not None else "classes" if loss is None else "outputs",
-        make_step=make_step,
+        loss_takes="batch" if of_batch else "classes" if loss is None else "outputs",
         optimizer=own.get("optimizer") or spec.named_optimizer or "sgd",
     )
 
 
-_FUNCTIONS = {"step": "step", "loss": "loss function", "optimizer": "optimizer", "collate": "collate function"}
+_FUNCTIONS = {"loss": "loss function", "optimizer": "optimizer", "collate": "collate function"}
 """Parts that are functions, by what they are called in messages."""
 
 

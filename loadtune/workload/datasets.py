@@ -39,7 +39,7 @@ class ModelNeeds:
 
 def model_needs(spec: WorkloadSpec, own: Mapping[str, Any]) -> ModelNeeds:
     """Look the name up, without building the model; ``own``: the user's parts, by name. Raises WorkloadError."""
-    if "model" in own or "step" in own:
+    if "model" in own:
         return ModelNeeds(image_size=spec.image_size or _DEFAULT_IMAGE_SIZE)
     if spec.model.startswith(TIMM):
         return _timm_needs(spec, spec.model.removeprefix(TIMM))
@@ -77,7 +77,7 @@ def make_model(
             traced=False,
         ):
             return needs.build(num_classes=num_classes)
-    model = nn.Module() if "step" in own else made_by(own["model"], spec.model, "model", nn.Module)
+    model = made_by(own["model"], spec.model, "model", nn.Module)
     if not isinstance(model, nn.Module):
         raise WorkloadError(
             f"The factory of the model {spec.model} returned type {type(model).__name__}. It has to return a "
@@ -86,9 +86,8 @@ def make_model(
     if not own_training and hasattr(model, "training_step") and hasattr(model, "configure_optimizers"):
         raise WorkloadError(
             f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune would ignore its "
-            "training_step and configure_optimizers, and measure another training than yours. In Python, "
-            "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, "
-            "with its loss and its optimizer."
+            "training_step and configure_optimizers, and measure another training than yours. Tune the script that "
+            "trains it: loadtune run -- python train.py. Or pass the torch.nn.Module inside it, with its loss."
         )
     if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
         return model  # not even `cpu()`, which refuses tensors of shapes alone

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Subset, default_collate, default_convert
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, Places, places_of, places_of_ready, structure_text
+from loadtune.workload.batches import Batch, Places, map_tensors, places_of, places_of_ready, structure_text
 from loadtune.workload.build import Workload
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.user_code import cause, last_line, reported, user_traceback
@@ -69,8 +69,9 @@ def stream_samples(dataset: Any) -> Iterator[Any]:
         raise WorkloadError("The stream is empty: it ends without a sample. Check its path or filter.")
 
 
-def make_batch(loader: LoaderParts, samples: Any) -> Batch:
-    """What the workload's loader makes of these samples, or of what its dataset made. Raises WorkloadError."""
+def make_batch(loader: LoaderParts, samples: Any, *, are_kept: bool = True) -> Batch:
+    """What the workload's loader makes of these samples, or of what its dataset made. Raises WorkloadError.
+    ``are_kept``: a collate function may change samples (Ultralytics), so it gets copies of those that serve again."""
     ready = loader.batches_are_ready
     collate = loader.collate_fn or (default_convert if ready else default_collate)
     if collate is default_collate and not ready:
@@ -85,7 +86,7 @@ def make_batch(loader: LoaderParts, samples: Any) -> Batch:
         many, sample = ("a batch", samples) if ready else (f"{len(samples)} samples", samples[0])
         sentence = f"The collate function raised {{}}, given {many} like {structure_text(sample)}."
     with reported(sentence):
-        return collate(samples if ready else list(samples))
+        return collate(samples if ready else [map_tensors(each, torch.clone) if are_kept else each for each in samples])
 
 
 def find_places(workload: Workload, samples: Sequence[Any]) -> tuple[Batch, Places]:

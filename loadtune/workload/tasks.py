@@ -19,8 +19,6 @@ from loadtune.workload.user_code import call_named, reported
 
 ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) → scalar."""
-MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
-"""The user's own training: device → a step, which is given a batch on that device."""
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar; or (model, batch) → scalar (`takes_model`)."""

@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from loadtune.errors import UsageError
+from loadtune.script import protect
 from loadtune.script.launch import NOT_STARTED
-from loadtune.script.protect import Protection, command, covered, find_way, forget
+from loadtune.script.process import _INJECTED as INJECTED
+from loadtune.script.protect import Protection, command, covered, forget, protection_here
 
 ACTS = {
     "made": "open('made', 'x').close()",
@@ -34,6 +38,8 @@ import json, os, shutil, subprocess, sys
 if "torch" in sys.argv[2]:
     import numpy, torch
     from safetensors.torch import save_file
+    if "_loadtune_audit" in sys.modules:
+        sys.modules["_loadtune_audit"].watch_writers()
 script, done = os.path.abspath(sys.argv[0]), {}
 os.chdir(sys.argv[1].partition("=")[2])
 state = lambda name: (os.path.exists(name), os.path.isfile(name) and open(name, "rb").read())
@@ -52,7 +58,7 @@ class Job:
     """A script in a folder, the output of earlier runs in another one, and one way of protection."""
 
     def __init__(self, way, folder):
-        self.protection = Protection("landlock" if way == "landlock" else "overlay", "")
+        self.protection = Protection("overlay" if way == "user namespace" else way, "")
         # root without the right to mount: it needs a user namespace, as others do
         self.before = (lambda: ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)) if way == "user namespace" else None
         self.scratch, self.cwd, self.out = folder / "scratch", folder / "job", folder / "earlier" / "out"
@@ -157,25 +163,37 @@ def test_killed_in_the_middle_it_leaves_no_mount_and_no_folder(job):
     job.clean()
 
 
-def test_the_way_is_found_by_trying_and_leaves_nothing(tmp_path):
-    assert find_way(tmp_path, tmp_path).way in ("overlay", "landlock", "none")
-    forget(tmp_path, caches=True)
+def test_the_way_is_found_by_trying_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert protection_here(unprotected=True).way in ("overlay", "landlock", "audit")
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(protect, "_WAYS", (Protection("audit", ""),))  # it holds nothing
+    with pytest.raises(UsageError, match=r"was written\)\. .* add --unprotected"):
+        protection_here()
+    assert protection_here(unprotected=True).way == "audit"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unprotected_its_python_code_is_stopped_before_it_changes_what_existed(tmp_path):
+    made = Job("audit", tmp_path)
+    before, given = made.files(), {"folder": str(tmp_path), "audit": {"began_s": time.time(), "free": []}}
+    environment = os.environ | {"PYTHONPATH": str(INJECTED), "LOADTUNE_RUN": json.dumps(given)}
+    (made.scratch / "new").mkdir()
+    acts = {name: act for name, act in ACTS.items() if name != "copied"}
+    acts |= {"new": "open('new', 'w').write('a'); open('new', 'a').write('b'); os.rename('new', 'moved')"}
+    done = json.loads(made.run(WRITES, f"--out={made.out}", json.dumps(acts), env=environment))
+    assert {name for name, what in done.items() if what != "PermissionError"} == {"made", "new"}, done
+    assert {path: kept for path, kept in made.files().items() if path in before} == before
 
 
 def test_folders_in_arguments_are_covered(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("job", "out", "logs", "data", "short", "of-file", "in-config", "of-variable", "of-link")
-    at = {name: tmp_path / name for name in names}
+    at = {name: tmp_path / name for name in ("job", "out", "logs", "data", "short", "of-file")}
     for each in at.values():
         each.mkdir()
     (at["of-file"] / "weights.pt").touch()
-    (at["job"] / "link").symlink_to(at["of-link"])
-    (at["job"] / "job.yaml").write_text(f"model: facebook/opt\nout: {at['in-config']}/new # here\n")
     words = f"python train.py --out {at['out']}/not/yet --logs={at['logs']} data.root=../data --lr=0.1 -o{at['short']}"
-    words += f" {at['of-file']}/weights.pt --config job.yaml"
-    variables = {"RUNS": str(at["of-variable"]), "HF_HOME": f"{tmp_path}/hf"}
-    found, caches = covered(words.split(), at["job"], variables)
-    assert set(map(str, at.values())) <= set(found)
+    found, caches = covered(f"{words} {at['of-file']}/weights.pt".split(), at["job"], {"HF_HOME": f"{tmp_path}/hf"})
+    assert {*map(str, at.values()), "/usr"} <= set(found)
     assert {f"{tmp_path}/.cache", f"{tmp_path}/hf"} <= set(caches)
-    assert not {"/", "/dev", "/proc", "/usr", f"{tmp_path}/hf"} & set(found)
+    assert not {"/", "/dev", "/proc", f"{tmp_path}/hf"} & set(found)

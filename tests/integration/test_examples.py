@@ -58,7 +58,7 @@ def script(request) -> Path:
 
 
 def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", [str(script), *(["--train"] if script.stem in NEEDS else [])])
+    monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     out, err = capsys.readouterr()
@@ -119,14 +119,14 @@ def test_the_training_process_trains_what_its_command_names(script: Path, reques
 
 
 def test_it_is_tuned(tmp_path: Path) -> None:
-    """The example with the longest way to a training process: through Lightning, Python objects and pickles. It is
-    asked to end once it has measured a trial."""
+    """A script of Lightning, unchanged. It is asked to end once it has measured a trial."""
     pytest.importorskip("lightning")
-    words = [*tune_command(EXAMPLES / "lightning_module.py")[1:], "--time-budget", "120", "--out", str(tmp_path)]
+    *options, python, path = tune_command(EXAMPLES / "lightning_module.py")[1:]
+    assert (options, python) == (["run", "--"], "python")
+    words = ["-m", "loadtune", "run", "--device", "cpu", "--out", str(tmp_path), "--", sys.executable, path]
     said = tmp_path / "said"
     with said.open("w") as output:
-        on_cpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        running = Forked([sys.executable, *words], cwd=ROOT, env=on_cpu, stdout=output, stderr=output)
+        running = Forked([sys.executable, *words], cwd=ROOT, env=os.environ, stdout=output, stderr=output)
     until(lambda: any(map(has_trial, tmp_path.glob("*/*/run.json"))) or running.poll() is not None, 160.0)
     running.send_signal(signal.SIGINT)
     running.wait()

@@ -78,7 +78,6 @@ def test_a_job_holds_all_parts(in_thread):
     ceiling = find(job)
     assert (ceiling.batch_size, ceiling.limit, ceiling.precision) == (8, "cap", "bf16")
     assert find(job, precision="fp32").precision == "fp32"
-    assert find(Job(loader=rows, step=lambda device: lambda batch: None)).precision == "own"
 
 
 CELL = """

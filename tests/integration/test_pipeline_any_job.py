@@ -10,14 +10,13 @@ from fakes import FakeTraining, Surface, fake_facts
 from pipeline_rig import killed, runs_in, tune_fake
 
 from loadtune.errors import UsageError
-from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, YourSettings
 from loadtune.report.forms import FORMS, export
-from loadtune.report.page.write import PAGE_FILE, page_view
+from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.tables import best_and_baseline
 from loadtune.run.state import read_run
 
 OWN = LoaderConfig(batch_size=128, num_workers=4, pin_memory=True, prefetch_factor=4, persistent_workers=False)
-STEP = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6})
 
 
 def training(surface: Surface | None = None, **facts) -> FakeTraining:
@@ -115,22 +114,3 @@ def test_what_the_loader_or_the_stream_does_not_allow_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         tune_fake(training(**facts), tmp_path, config)
-
-
-def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
-    config = TuneConfig(num_trials=3, workload=WorkloadSpec(step="train.py:make_step"))
-    facts = {"precisions": ("own",), "num_parameters": 0}
-    result = tune_fake(training(STEP, **facts), tmp_path, config)
-    assert result.best is not None
-    assert {point.recipe.precision for point in result.compute_points} == {"own"}
-    (choice,) = result.recipes
-    assert len(choice.points) == 1, "there is nothing to compare"
-    assert row(result, "precision") == ("as in your step",) * 2
-    assert "precision" not in result.assumed
-    assert page_view(result)["title"].startswith("FakeData + train.py:make_step")
-    for form in FORMS:
-        text = export(result, form)
-        assert "autocast" not in text
-        assert "mixed_precision" not in text
-        assert "RECIPE" not in text
-    assert (tmp_path / PAGE_FILE).exists()

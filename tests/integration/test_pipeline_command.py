@@ -7,7 +7,10 @@ from fakes import FakeTraining, Surface, fake_facts
 from pipeline_rig import tune_fake
 
 from loadtune.records.config import LoaderConfig, TuneConfig, WorkloadSpec
+from loadtune.report.forms import FORMS, export
+from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.store import load_result
+from loadtune.report.tables import best_and_baseline
 from loadtune.report.terminal_answer import terminal_answer
 
 OWN = LoaderConfig(batch_size=128, num_workers=4, persistent_workers=False)
@@ -33,3 +36,18 @@ def test_the_scripts_own_settings_are_the_baseline_and_its_code_is_not_changed(t
     assert answer[2].startswith("python train.py --batch-size 128 --workers 1")
     assert answer[3] == "DataLoader(..., pin_memory=True, persistent_workers=True)  # train.py:33"
     assert any(line.startswith("An epoch takes ") for line in answer)
+
+
+def test_a_script_that_decides_its_precision_keeps_it(tmp_path: Path) -> None:
+    surface = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6})
+    own = {"precisions": ("own",), "own_precision": "own", "num_parameters": None}
+    script = FakeTraining(surface, seed=1, facts=replace(fake_facts(surface), own_loader=OWN, **own))
+    result = tune_fake(script, tmp_path, TuneConfig(num_trials=3, workload=WorkloadSpec(command=COMMAND)))
+    assert {point.recipe.precision for point in result.compute_points} == {"own"}
+    assert [len(choice.points) for choice in result.recipes] == [1], "there is nothing to compare"
+    (shown,) = (cells[1:] for cells in best_and_baseline(result).rows if cells[0] == "precision")
+    assert set(shown) == {"as in your script"}
+    assert "precision" not in result.assumed
+    for form in FORMS:
+        assert not any(word in export(result, form) for word in ("autocast", "RECIPE"))
+    assert (tmp_path / PAGE_FILE).exists()

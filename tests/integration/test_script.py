@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.ending import NO_ANSWER
-from loadtune.errors import TrainingError
+from loadtune.errors import TrainingError, UsageError
 from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import TrainingRun, TrialFailure
@@ -55,6 +55,12 @@ def main():
                 break
             if mode == "raises" and len(inputs) > 32:
                 raise ValueError("too many rows")
+            if mode == "full" and len(inputs) > 8:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+            if mode == "full" and torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("this loss is unsafe to autocast")
+            if mode == "cut":
+                inputs, labels = inputs[:8], labels[:8]
             outputs = model(inputs) + (hidden if mode == "own size" else 0)
             note(len(inputs), str(outputs.dtype))
             if mode == "saves":
@@ -140,13 +146,28 @@ def test_gradients_of_several_batches_are_seen(script):
         assert all(each.num_steps % 2 == 0 for each in windows)
 
 
-@pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("batches", 2)])
+def test_several_ranks_are_refused(script, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    client, _ = script
+    with client("plain") as training, pytest.raises(UsageError, match="trains on 2 ranks"):
+        training.describe()
+
+
+@pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("cut", 8), ("batches", 2)])
 def test_a_loop_with_one_batch_size_keeps_it(script, mode, size):
     client, _ = script
     with client(mode) as training:
         assert training.describe().fixed_batch_size == size
         run, _ = timed(training, size, workers=1)
         assert isinstance(run, TrainingRun)
+
+
+def test_memory_that_is_full_and_a_precision_that_its_loop_does_not_take_leave_the_rest_to_tune(script):
+    client, _ = script
+    with client("full") as training:
+        facts = training.describe()
+        assert (facts.fixed_batch_size, facts.precisions, facts.own_precision) == (None, ("fp32",), "fp32")
+        assert isinstance(timed(training, 4)[0], TrainingRun)
 
 
 def test_one_that_ends_by_itself_starts_again_and_one_that_always_does_is_told(script, monkeypatch):
@@ -174,7 +195,7 @@ def test_a_script_that_never_trains_is_told_in_a_sentence(script, mode, said):
     client, _ = script
     with client(mode) as training, pytest.raises(TrainingError) as raised:
         training.describe()
-    assert "before an optimizer had stepped between the batches of a torch DataLoader" in str(raised.value)
+    assert "No optimizer had stepped twice yet in a loop over a torch DataLoader" in str(raised.value)
     assert said in str(raised.value)
 
 

@@ -22,21 +22,21 @@ def test_what_is_left_and_what_of_it_the_final_can_spare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_code", "expected", "lasts_s"),
+    ("share", "expected", "lasts_s"),
     [
-        (False, 0.1, 20.0),
-        (True, 0.1, 10.0),
-        (False, 0.2, 90.0 - FINAL_S - LAST_S),  # a large gain takes all that the final can spare
-        (True, 9.0, 90.0 - FINAL_S - LAST_S),
+        (0.2, 0.1, 20.0),
+        (0.1, 0.1, 10.0),
+        (0.2, 0.2, 90.0 - FINAL_S - LAST_S),  # a large gain takes all that the final can spare
+        (0.1, 9.0, 90.0 - FINAL_S - LAST_S),
     ],
 )
-def test_a_search_has_its_share(of_code: bool, expected: float, lasts_s: float) -> None:
+def test_a_search_has_its_share(share: float, expected: float, lasts_s: float) -> None:
     budget = at(40.0)  # counted from its beginning, whenever it is asked
-    assert budget.search_until_s(1010.0, expected, of_code=of_code) == pytest.approx(1010.0 + lasts_s)
+    assert budget.search_until_s(1010.0, expected, share) == pytest.approx(1010.0 + lasts_s)
 
 
 def test_a_late_search_has_half_of_what_was_left() -> None:
-    assert at(70.0).search_until_s(1070.0, 0.1, of_code=False) == 1085.0
+    assert at(70.0).search_until_s(1070.0, 0.1, 0.2) == 1085.0
 
 
 def test_the_final_has_its_share_and_leaves_time_for_what_follows() -> None:

@@ -40,10 +40,6 @@ def compute_loss(model, batch):
     return model(batch).sum()
 
 
-def make_step(device):
-    return lambda batch: None
-
-
 def make_optimizer(parameters):
     return torch.optim.Adam(parameters)
 
@@ -58,7 +54,7 @@ def test_labels_and_which_parts_were_objects_are_kept_and_a_live_loader_is_taken
     assert (spec.loader, spec.loss, spec.optimizer) == ("DataLoader", "compute_loss", "make_optimizer")
     assert spec.title == "DataLoader + Linear"
     assert spec.named_optimizer is None
-    taken(loader=lambda: LOADER, step=make_step)
+    taken(loader=lambda: LOADER, model=MODEL)
     assert not isinstance(packed[2]["loader"], LoaderParts), "it is a function"
 
 
@@ -109,7 +105,6 @@ def test_a_command_is_a_job_with_the_settings_of_any_other(monkeypatch):
         ({"pin_memory": "no"}, "pin_memory is 'no'; it must be True or False"),
         ({"num_trials": 0}, "num_trials is 0"),
         ({"batch_size": 64, "max_batch_size": 32}, "batch_size is 64, more than max_batch_size 32"),
-        ({"step": make_step, "model": None, "precisions": ("fp32",)}, "step is given together with precisions"),
         ({"loss": "mse"}, "loss is 'mse'; it must be an import path"),
         ({"loader": MODEL_AND_DATA}, "a Job and also model"),
         ({"loader": None}, "no data"),

@@ -89,6 +89,10 @@ def _chain() -> None:
 
 try:
     if _VARIABLE in os.environ:  # else of a child that was given PYTHONPATH alone
+        if _given := json.loads(os.environ[_VARIABLE]).get("audit"):
+            from _loadtune_audit import install  # type: ignore[import-not-found]  # beside this file
+
+            install(**_given)
         sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
         _mark("began")
 except Exception as _error:

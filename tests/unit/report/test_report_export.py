@@ -72,14 +72,6 @@ def test_a_loader_of_ones_own_keeps_its_other_arguments() -> None:
     assert "batch_size" not in loader_code(fixed, WORKERS)
 
 
-def test_a_training_step_of_ones_own_is_called_and_nothing_else() -> None:
-    steps: list[Any] = []
-    names = {"make_step": lambda device: steps.append, "loader": [1, 2]}
-    own = TrialConfig(loader=PLAIN.loader, recipe=Recipe(precision="own"))
-    exec(step_code(on_cpu(WorkloadSpec(step="train.py:make_step")), own), names)
-    assert steps == [1, 2]
-
-
 def test_a_mapping_is_what_the_model_is_called_with() -> None:
     class Called(nn.Linear):
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:

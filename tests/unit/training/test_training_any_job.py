@@ -27,7 +27,7 @@ from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.training.describe import Samples
 from loadtune.training.failures import failure_from
 from loadtune.training.loop import EndlessLoader, NoBatchError
-from loadtune.training.trainer import OwnStep, ResidentModel, Trainer
+from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.tasks import loss_of_batches
 
@@ -69,58 +69,14 @@ def test_gradients_of_several_batches_are_summed_before_the_optimizer_steps() ->
     assert not torch.equal(model.weight, before)
 
 
-def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
-    made, seen = list[torch.device](), list[Any]()
-
-    def make_step(device: torch.device) -> Any:
-        made.append(device)
-        return lambda batch: seen.append(batch) or torch.tensor(float("nan"))
-
-    workload = workload_of(rows(), nn.Module(), make_step=make_step, loss_takes="batch")
-    model = ResidentModel(workload, CPU)
-    for _ in range(2):
-        trainer = OwnStep(model, Recipe(precision="own"), workload, sums_losses=True)
-        trainer.step("a batch")
-        model.drop()
-    assert made == [CPU]
-    assert seen == ["a batch"] * 2
-    assert trainer.loss_is_finite() is False
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("value", "finite"),
-    [
-        (NAN, False),
-        ({"loss": NAN}, False),
-        ({"d_loss": torch.tensor(1.0), "g_loss": torch.tensor([NAN])}, False),
-        ((1.0, {"x": torch.tensor(NAN)}), False),
-        ({"loss": 0.5, "auc": NAN}, True),
-        ((torch.tensor(1.0), torch.tensor([2.0]), torch.full((3, 2), NAN), 3), True),
-        (None, None),
-    ],
-)
-def test_a_loss_that_is_no_number_is_seen_however_a_step_returns_it(value: Any, finite: bool | None) -> None:
-    workload = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: value, loss_takes="batch")
-    trainer = OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload, sums_losses=True)
-    for _ in range(2):
-        trainer.step("a batch")
-    assert trainer.loss_is_finite() is finite
-
-
 def test_the_users_code_may_take_parts_out_of_its_batch() -> None:
     def popping(model: Any, batch: Any) -> torch.Tensor:
         return (model(batch.pop("x"))[:, 0] - batch.pop("y")).square().mean()
 
     resident = {"x": torch.rand(4, 3), "y": torch.rand(4)}
     trainer, _ = trainer_of(popping)
-    own = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: batch.pop("x"), loss_takes="batch")
-    step = OwnStep(ResidentModel(own, CPU), Recipe(precision="own"), own)
     for _ in range(2):
         trainer.step(resident)
-        step.step(resident)
     trainer.evaluate(resident)
     assert resident.keys() == {"x", "y"}
 

@@ -123,7 +123,7 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
         ({"dataset": "training_workloads:needs_arguments"}, ["is of type int", "map-style"]),
         (
             {"model": "training_workloads:LitClassifier"},
-            ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
+            ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "run -- python"],
         ),
         ({"model": "training_workloads:frozen"}, ["no trainable parameter"]),
         ({"model": "raft_small"}, ["no loss", "--loss"]),
