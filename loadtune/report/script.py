@@ -17,6 +17,8 @@ from loadtune.records.result import TuningResult
 WIDTH = 100
 AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
+_MOST_LINES = 3
+"""Of a whole command. Of a longer one the changed arguments are shown."""
 _SETTINGS = {
     **dict.fromkeys(("batchsize", "batch", "bs", "b", "trainbatchsize"), "batch_size"),
     **dict.fromkeys(("perdevicetrainbatchsize", "pergputrainbatchsize"), "batch_size"),
@@ -65,7 +67,7 @@ def _given(loader: LoaderConfig) -> dict[str, Any]:
 def with_arguments(command: Sequence[str], numbers: Mapping[str, tuple[int, int]]) -> tuple[list[str], set[str]]:
     """The command's lines with new numbers, and the settings that its arguments hold. ``numbers``: of settings, in use
     and new; an argument counts where it has a known name and the number in use. No lines: no argument does."""
-    words, said = list(command), set[str]()
+    words, said, changed = list(command), set[str](), list[str]()
     for at in range(script_at(command) + 1, len(words)):
         name, equals, value = words[at].partition("=")
         place, before = at, f"{name}="
@@ -78,7 +80,12 @@ def with_arguments(command: Sequence[str], numbers: Mapping[str, tuple[int, int]
         if setting in numbers and value == str(numbers[setting][0]):
             words[place] = f"{before}{numbers[setting][1]}"
             said.add(setting)
-    return (_wrapped([quote(word) for word in words]) if said else []), said
+            changed.append(words[place] if before else f"{name} {words[place]}")
+    if not said:
+        return [], said
+    lines = _wrapped([quote(word) for word in words])
+    is_short = len(lines) <= _MOST_LINES and all(map(str.isprintable, words))
+    return (lines if is_short else [f"In your command: {' '.join(changed)}"]), said
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:

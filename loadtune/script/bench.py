@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadtune.script.handover import Handover
 
 RUN_VARIABLE = "LOADTUNE_RUN"
-"""Set by the controller for the script: ``{"folder": …, "socket": …}``, as JSON."""
+"""Set by the controller for the script: ``{"folder": …, "socket": …}``, as JSON, perhaps with ``audit``."""
 
 _VOTES = 2
 """Steps of an optimizer, each after a batch of a loader, from which on that trains."""

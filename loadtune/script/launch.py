@@ -62,12 +62,14 @@ def cover(layers: str, folders: list[str], caches: list[str], keep: list[str]) -
     for path in sorted({*folders, *caches}):
         if any(below(path, each) for each in keep):
             continue
-        with suppress(OSError):  # of a file system that cannot be below an overlay: it stays read-only
+        try:
             _mount_overlay(base, opened.get(path), path, path in caches, other_users)
-            for each in (*mounted, *keep):
-                if each != path and below(each, path) and each in opened:
-                    with suppress(FileNotFoundError):
-                        _call("mount", f"/proc/self/fd/{opened[each]}", each, None, _BIND, None)
+        except OSError:  # of a file system that cannot be below an overlay: it stays read-only
+            continue
+        for each in (*mounted, *keep):
+            if each != path and below(each, path) and each in opened:
+                with suppress(FileNotFoundError):
+                    _call("mount", f"/proc/self/fd/{opened[each]}", each, None, _BIND, None)
 
 
 def restrict(writable: list[str], temporary: str) -> None:

@@ -15,6 +15,7 @@ from loadtune.errors import UsageError
 from loadtune.records.facts import Device
 from loadtune.script import janitor, protect
 from loadtune.script.bench import RUN_VARIABLE
+from loadtune.script.launch import below
 from loadtune.script.protect import Protection
 from loadtune.training.process import BoundedLog, TrainingProcess, environment_of
 from loadtune.training.protocol import Message
@@ -42,7 +43,8 @@ class ScriptProcess(TrainingProcess):
         environment["PYTHONPATH"] = f"{_INJECTED}{os.pathsep}{known}" if known else str(_INJECTED)
         given: dict[str, object] = {"folder": str(scratch), "socket": str(address)}
         if protection.way == "audit":
-            given["audit"] = {"began_s": protection.began_s, "free": [str(scratch), *protect.caches_of(os.environ)]}
+            caches = [each for each in protect.caches_of(os.environ) if not below(os.getcwd(), each)]
+            given["audit"] = {"began_s": protection.began_s, "free": [str(scratch), *caches]}
         environment |= _OFF | {RUN_VARIABLE: json.dumps(given)}
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__, str(scratch)], stdin=subprocess.PIPE, start_new_session=True

@@ -19,6 +19,8 @@ from loadtune.errors import UsageError
 from loadtune.script import launch
 from loadtune.script.janitor import remove
 
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/snap", "/usr", "/var")
+"""Folders that stay read-only unless one is named by an argument, or is the working folder."""
 _SOCKETS = "/run"
 """Sockets of other programs work where it is read-only, but not through an overlay."""
 _CACHES = ("~/.cache", "~/.nv", "~/.triton")
@@ -84,9 +86,7 @@ def command(
         given: dict[str, object] = {"writable": kept, "temporary": f"{layers}/start/tmp"}
     else:
         folders, caches = covered(argv, cwd, os.environ)
-        service = os.path.realpath(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # makes new sockets
-        kept += [service] if os.path.isdir(service) else []
-        given = {"layers": str(layers), "folders": folders, "caches": caches, "keep": kept}
+        given = {"layers": str(layers), "folders": folders, "caches": caches, "keep": [*kept, *_sockets_of_others()]}
     plan = json.dumps({"way": protection.way, "cwd": str(cwd), "with": given})
     return [sys.executable, "-I", "-S", launch.__file__, plan, *argv]
 
@@ -97,27 +97,34 @@ def forget(scratch: Path, *, caches: bool = False) -> None:
 
 
 def covered(argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Folders that overlays cover, and those of caches: top folders and mounts; above these the working folder, home,
-    those for temporary files, and those that arguments name.
+    """Folders that overlays cover, and those of caches: top folders and mounts that are not of the system; above these
+    the working folder, home, those for temporary files, and those that arguments name.
     """
     named = {str(cwd), "~", "/tmp", "/var/tmp", tempfile.gettempdir()}
     for value in (value for word in argv[1:] for value in (word, word.partition("=")[2], word[2:])):  # -oDIR
         if "/" in value or os.path.exists(os.path.join(cwd, value)):
             named.add(value)
-    named |= {f"/{name}" for name in os.listdir("/")} | set(launch.mounts())
-    caches = caches_of(environment)
+    found = {*(f"/{name}" for name in os.listdir("/")), *launch.mounts()}
+    named |= {path for path in found if not any(launch.below(os.path.realpath(path), each) for each in _SYSTEM)}
     folders = set()
     for path in (os.path.realpath(os.path.join(cwd, os.path.expanduser(each))) for each in named):
         while not os.path.isdir(path):
             path = os.path.dirname(path)
-        if path != "/" and not any(launch.below(path, each) for each in (*launch.LEFT_ALONE, _SOCKETS, *caches)):
+        if path != "/" and not any(launch.below(path, each) for each in (*launch.LEFT_ALONE, _SOCKETS)):
             folders.add(path)
-    return sorted(folders), caches
+    return sorted(folders), sorted({*caches_of(environment)} - folders)
 
 
 def caches_of(environment: Mapping[str, str]) -> list[str]:
     variables = (environment[name] for name in _CACHE_VARIABLES if environment.get(name))
     return sorted({os.path.realpath(os.path.expanduser(path)) for path in (*_CACHES, *variables)})
+
+
+def _sockets_of_others() -> list[str]:
+    """In /tmp: sockets and pipes, and the folder of CUDA's MPS, which makes new ones."""
+    found = [path for pattern in ("*", "*/*") for path in Path("/tmp").glob(pattern) if path.is_socket()]
+    service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    return [*map(str, found), *([os.path.realpath(service)] if service.is_dir() else [])]
 
 
 def _refusal(protection: Protection, scratch: Path) -> str | None:

@@ -13,6 +13,7 @@ from loadtune.errors import UsageError
 from loadtune.inflight.environment import num_ranks
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.script.bench import Bench
 from loadtune.script.handover import Handover
 from loadtune.training.__main__ import leave
@@ -57,7 +58,7 @@ class _Loop(Trainer):
 
     def to_device(self, batch: Batch) -> Batch:
         """Page-locked: then the loop's own copy of a resident batch takes next to no time."""
-        return map_tensors(batch, torch.Tensor.pin_memory) if self.device.type == "cuda" else batch
+        return map_tensors(batch, _pinned) if self.device.type == "cuda" else batch
 
     def receive(self, batch: Batch) -> Batch:
         return batch
@@ -69,10 +70,18 @@ class _Loop(Trainer):
         """The script's own validation is not seen."""
 
 
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.pin_memory()
+    except RuntimeError:  # it is on a device already, or sparse; or the host refuses
+        return tensor
+
+
 class _Session(Session):
     def __init__(self, script: Script, begin: Begin, line: Line) -> None:
         assert script.bench.handover is not None
-        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else num_ranks()
+        is_known = torch.distributed.is_available() and torch.distributed.is_initialized()
+        ranks = torch.distributed.get_world_size() if is_known else num_ranks()
         if ranks > 1:
             found = f"the script trains on {ranks} ranks, and `loadtune run` takes one."
             raise UsageError(f"{found} To tune num_workers on all of them: loadtune exec -- COMMAND.")
@@ -103,7 +112,7 @@ class _Session(Session):
         seen = {"own": self._products("own", size)}
         own: Precision = precisions.own or _most(seen["own"])  # type: ignore[assignment]
         # What may end the script is tried once: out of memory at twice the size, half of it is.
-        other, phase = (size // 2, _HALF) if self._failed.get(_TWICE) == "oom" else (2 * size, _TWICE)
+        other, phase = (size // 2, _HALF) if self._failed.get(_TWICE) in MEMORY_KINDS else (2 * size, _TWICE)
         is_free = self._workload.loader.batch_size_is_free and other > 0 and phase not in self._failed
         if is_free:
             same = min(seen["own"].total(), self._products("own", size).total())  # one may be beside a validation
@@ -115,6 +124,7 @@ class _Session(Session):
         possible = [name for name in precisions_of(self._chosen) if TRY + name not in failed]
         seen |= {name: self._products(name, few, TRY + name) for name in possible}
         able = tuple(name for name in possible if _most(seen[name]) in (name, "own"))
+        self._line.enter("prepare")
         found = describe(self._workload, samples, (2, 0), self._chosen, self.memory)
         return replace(
             found,
@@ -128,8 +138,8 @@ class _Session(Session):
     def _products(self, precision: Precision, size: int, phase: str = "first step") -> Counter[str]:
         """Elements of the products of a step with a batch of this size in this precision, by their type."""
         trainer = self._trainer(Recipe(precision=precision), size)
-        batch = self._samples.resident(size, trainer)
         self._line.enter(phase)
+        batch = self._samples.resident(size, trainer)
         seen = self._handover.step(own_structure(batch), precision, is_probed=True)
         trainer.synchronize()
         return seen

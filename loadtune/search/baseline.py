@@ -24,7 +24,7 @@ def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
 
 
 def with_facts(yours: YourSettings, facts: WorkloadFacts) -> YourSettings:
-    """With the settings of the user's own loader, training step or script, where the options do not say otherwise.
+    """With the settings of the user's own loader or script, where the options do not say otherwise.
 
     A loader's workers beyond those that its stream is shared out among are left out.
     """

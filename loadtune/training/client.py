@@ -104,11 +104,15 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         """Asked once, then remembered."""
         if self._facts is None:
             value = self._ask(WorkloadFacts, "describe")
-            while isinstance(value, TrialFailure) and value.phase.startswith(TRY):
-                self._begin = replace(self._begin, failed={**self._begin.failed, value.phase: value.kind})
+            may_crash = True  # once: a start can fail for reasons that pass
+            while isinstance(value, TrialFailure):
+                if value.phase.startswith(TRY) and value.phase not in self._begin.failed:
+                    self._begin = replace(self._begin, failed={**self._begin.failed, value.phase: value.kind})
+                elif value.kind == "crash" and may_crash:
+                    may_crash = False
+                else:
+                    break
                 value = self._ask(WorkloadFacts, "describe")
-            if isinstance(value, TrialFailure) and value.kind == "crash":
-                value = self._ask(WorkloadFacts, "describe")  # a start can fail for reasons that pass
             raise_for_the_user(value)
             if isinstance(value, TrialFailure):
                 found, tail = value.message, value.log_tail
@@ -179,6 +183,8 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
             self._end()
         if reply.value is None:
             self._num_ended += 1
+            if self._phase.startswith(TRY) and self._num_ended > 1:  # it ends so where it cannot go on
+                return TrialFailure(kind="crash", phase=self._phase, message="The script ended by itself.")
             if self._num_ended > _MAX_ENDED:
                 raise TrainingError(
                     f"The script ended by itself {self._num_ended} times before a trial was over. Let it train "

@@ -51,7 +51,7 @@ class Workload:
     """Parts that are the user's own code, by name. The others were made of a name, or are ours."""
     loss_takes: Literal["classes", "outputs", "batch"] = "classes"
     """``classes``: it is ours. ``outputs``: the user's own takes any outputs and targets. ``batch``: the user's own, or
-    a step, takes batches of any structure."""
+    a script, takes batches of any structure."""
     optimizer: OptimizerName | OptimizerFactory = "sgd"
     on_device: tuple[Callable[[Batch], Batch], ...] = ()
     """What is done with a batch once it is on the device, before it is trained on."""

@@ -71,7 +71,7 @@ def stream_samples(dataset: Any) -> Iterator[Any]:
 
 def make_batch(loader: LoaderParts, samples: Any, *, are_kept: bool = True) -> Batch:
     """What the workload's loader makes of these samples, or of what its dataset made. Raises WorkloadError.
-    ``are_kept``: a collate function may change samples (Ultralytics), so it gets copies of those that serve again."""
+    ``are_kept``: a collate function may change tensors (Ultralytics), so it gets copies where samples serve again."""
     ready = loader.batches_are_ready
     collate = loader.collate_fn or (default_convert if ready else default_collate)
     if collate is default_collate and not ready:

@@ -32,7 +32,7 @@ AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "own": None,
 }
-"""What autocast computes in. None: there is none, or the user's own step has it."""
+"""What autocast computes in. None: there is none, or the user's script has it."""
 
 IGNORED_TARGET = -100
 """Cross entropy's own default for a position that does not count: padding of a text, say."""

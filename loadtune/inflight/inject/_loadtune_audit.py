@@ -24,7 +24,8 @@ def install(began_s: float, free: list[str]) -> None:
 def watch_writers() -> None:
     """Of the modules that are imported by now."""
     for module, name in _WRITERS:
-        if (write := getattr(sys.modules.get(module), name, None)) is not None:
+        write = getattr(sys.modules.get(module), name, None)
+        if write is not None and not hasattr(write, "__wrapped__"):
 
             @wraps(write)
             def watched(*given: Any, _write: Any = write, **named: Any) -> Any:
@@ -37,23 +38,33 @@ def watch_writers() -> None:
 
 
 def _hook(event: str, given: tuple[Any, ...]) -> None:
+    if event in ("import", "open"):
+        watch_writers()
     if event == "open" and isinstance(given[2], int) and given[2] & _CHANGES:
         _check(given[0])
-    elif event in ("os.remove", "os.rmdir"):
-        _check(*given)
+    elif event == "os.remove":
+        _check(*given, follows=False)
     elif event == "os.rename":
-        _check(given[0], given[2])
-        _check(given[1], given[3])
-    elif event == "os.truncate":
-        _check(given[0])
+        _check(given[0], given[2], follows=False)
+        _check(given[1], given[3], follows=False)
+    elif event in ("os.truncate", "os.utime", "os.chmod", "os.chown", "os.setxattr", "os.link"):
+        _check(given[0])  # their times tell which files are old, so these must stay
 
 
-def _check(path: Any, folder: int = -1) -> None:
+def _check(path: Any, folder: int = -1, *, follows: bool = True) -> None:
     try:
         path = os.path.join(f"/proc/self/fd/{folder}" if folder >= 0 else "", os.fsdecode(path))
-        status, where = os.stat(path), os.path.realpath(path)
+        where, is_old = os.path.realpath(path), _is_old(path, follows)
     except (OSError, TypeError):  # there is none, or it is open already
         return
-    is_kept = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-    if is_kept and status.st_ctime < _began_s and not any(where.startswith(f"{each}/") for each in _free):
+    if is_old and not any(where.startswith(f"{each}/") for each in _free):
         raise PermissionError(f"loadtune: {where} existed before this run; give the script a new output folder")
+
+
+def _is_old(path: str, follows: bool) -> bool:
+    """Of a folder: whether a file in it is."""
+    status = os.stat(path, follow_symlinks=follows)
+    if stat.S_ISDIR(status.st_mode):
+        inside = (os.path.join(at, name) for at, _, names in os.walk(path) for name in names)
+        return any(_is_old(each, False) for each in inside)
+    return (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) and status.st_ctime < _began_s

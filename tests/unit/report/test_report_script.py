@@ -47,6 +47,8 @@ def test_a_long_command_is_broken_between_words() -> None:
     assert "--name 'two words' -b 256" in typed[0]
     assert [line.endswith(" \\") for line in typed] == [True, True, False]
     assert max(map(len, typed)) <= 100
+    assert with_arguments([*words, *words], NUMBERS)[0] == ["In your command: -b 256 -b 256"]
+    assert with_arguments(["python", "t.py", "-b64", "a\nb"], NUMBERS)[0] == ["In your command: -b256"]
 
 
 def test_what_arguments_do_not_say_is_a_line_of_the_loader_and_only_what_differs_is_said() -> None:

@@ -1,5 +1,7 @@
 """Which outputs and targets train together, and where their classes are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -70,3 +72,13 @@ def test_a_function_that_makes_an_optimizer_takes_the_parameters_or_the_model():
     for function in (torch.optim.AdamW, lambda model: torch.optim.SGD(model.parameters(), lr=0.1)):
         made = make_optimizer(function, model, fused=False)
         assert made.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_samples_that_a_collate_function_changes_serve_again() -> None:
+    def counted(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([sample.add_(number) for number, sample in enumerate(samples)])
+
+    loader = replace(workload_of([torch.zeros(1)]).loader, collate_fn=counted)
+    samples = [torch.zeros(1)] * 3  # one sample, repeated
+    for _ in range(2):
+        assert make_batch(loader, samples).flatten().tolist() == [0.0, 1.0, 2.0]
