@@ -1,7 +1,8 @@
 """A script that is started to be measured changes nothing that existed before, and no start sees what another wrote.
 
 Overlays take what it writes. Where they cannot be mounted, Landlock lets it write to new folders alone. Which of the
-two works is found by doing it. Writes to other machines cannot be held.
+two works is found by doing it. Where neither does, its Python code alone can be watched (`--unprotected`), and what it
+writes stays. Writes to other machines cannot be held.
 """
 
 import json
