@@ -20,7 +20,7 @@ from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.run.budget import FINAL_SHARE, SEARCH_SHARE
 from loadtune.run.measure import Run
 from loadtune.run.state import Resumable, read_run
-from loadtune.search.baseline import assumed_settings, baseline, problems, stream_notes, with_facts
+from loadtune.search.baseline import assumed_settings, baseline, one_of_several, problems, stream_notes, with_facts
 from loadtune.search.search import Search
 from loadtune.search.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
 from loadtune.units import bytes_text, counted, rate_text, seconds_text
@@ -50,6 +50,8 @@ def start(run: Run) -> WorkloadFacts:
             loaded = f"loaded in {seconds_text(facts.sample_s)} each{trained}"
             journal.tell(f"{samples} of {shape} {facts.input_dtype}, {loaded}")
             journal.note(*stream_notes(facts))
+            if state.device.kind == "cuda" and not state.config.workload.command:
+                journal.note(one_of_several(state.host))
         journal.save()
     return facts
 
@@ -82,7 +84,7 @@ def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
         state.yours = yours
         run.journal.note(*notes)
         state.batch_sizes = batch_sizes(config, facts, yours.batch_size, state.recipes, state.ceilings)
-        state.num_workers = worker_counts(config, facts, yours.loader.num_workers, state.host.num_usable_cores)
+        state.num_workers = worker_counts(config, facts, yours.loader.num_workers, state.share.num_usable_cores)
         run.journal.save()
     usual = facts.own_loader or USUAL
     others: dict[str, Any] = {"prefetch_factor": usual.prefetch_factor, "in_order": usual.in_order}

@@ -101,7 +101,8 @@ def tune_command(
 ) -> TuningResult:
     """Find the fastest configuration for a training script, as ``loadtune run -- COMMAND`` does.
 
-    command: starts the script, as a list of words: ``["python", "train.py", "--epochs", "90"]``. One rank.
+    command: starts the script, as a list of words: ``["python", "train.py", "--epochs", "90"]``, or
+        ``["torchrun", "--nproc-per-node", "8", "train.py"]``, whose ranks train in step.
     settings: those of `tune` that do not describe the job: ``time_budget_s=120, max_batch_size=512``.
 
     The script's own loader settings and precision are the baseline; ``batch_size``, ``num_workers`` and others of
@@ -134,6 +135,7 @@ def tune_config(
         shown = nullcontext(listener)
     command = config.workload.command
     protection = protection_here(unprotected=config.unprotected) if command else None
+    others = [gpu.uuid for gpu in host.gpus if config.device is None and gpu.uuid != device.uuid]
     with run_folder(folder, Path(config.out), config.workload.label) as folder, shown as told:
         training = TrainingClient(
             config.workload,
@@ -142,7 +144,7 @@ def tune_config(
             hang_s=min(120.0, max(30.0, 0.2 * config.time_budget_s)),  # the time budget ends each request, too
             objects=objects,
             max_memory_bytes=config.max_gpu_memory_bytes,
-            launch=None if protection is None else partial(ScriptProcess, command, protection),
+            launch=None if protection is None else partial(ScriptProcess, command, protection, others=others),
         )
         with training, Sampler(machine_probes(device, lambda: training.pid)) as sensor:
             state = State(config, host, device, __version__)
@@ -216,11 +218,14 @@ def _keep(state: State, journal: Journal) -> TuningResult:
     """Write the page, then the result, with what there is to say of the page. An answer is on the disk before both; one
     of before the run was resumed stands where there is no other."""
     measured, sample_bytes = [each for _, each in state.timed], state.facts.sample_bytes if state.facts else 0
+    differing = next((run.differing for run in reversed(measured) if run.differing), ())
     ended = next((failure.message for _, failure in state.failed if failure.grown_bytes), None)  # a trial
     journal.aside(
         "Whether samples came from the page cache was not found out",
         lambda: journal.note(
-            ended or growth_text(measured, state.host.ram_limit_bytes), cached_text(measured, sample_bytes)
+            ended or growth_text(measured, state.host.ram_limit_bytes),
+            cached_text(measured, sample_bytes),
+            *(f"{each[0].upper()}{each[1:]}." for each in differing),
         ),
     )
     if state.best is None and state.earlier is not None and state.earlier.best is not None:

@@ -14,6 +14,7 @@ LINE: Any = SimpleNamespace(
     pulse=lambda: None,
     window=lambda window: None,
     stop_asked=lambda: False,
+    now=time.monotonic,
     samples=SampleTable(),
     phase="",
 )

@@ -166,19 +166,17 @@ class _Trial:
         num_parts = min(MOST_PARTS, num_examined(sample_s))
         size = max(1, num_examined(sample_s) // num_parts, min(self._batch_size, int(PART_S / sample_s)))
         parts = self._drawn(num_parts, size)
-        plain, changed = list[list[_Took]](), list[list[_Took]]()
+        plain, changed = ([_Took(math.inf, math.inf)] * num_parts for _ in range(2))
         values, batches = _Differences(), [Any, Any]
-        for _ in range(math.ceil(ENOUGH_S / (num_parts * size * sample_s))):
-            if plain and _is_clear(_cheaper(plain, changed)):
+        for round_number in range(math.ceil(ENOUGH_S / (num_parts * size * sample_s))):
+            if round_number and _is_clear(_cheaper(plain, changed)):
                 break
-            plain.append([])
-            changed.append([])
             for number, indices in enumerate(parts):
                 one, took = self._load(before, indices, number)
-                plain[-1].append(took)
+                plain[number] = plain[number].quicker(took)
                 other, took = self._load(after, indices, number)
-                changed[-1].append(took)
-                if len(plain) == 1:
+                changed[number] = changed[number].quicker(took)
+                if round_number == 0:
                     values.add(*self._trained_on(one, other, indices, number))
                     batches = [one, other]
         told = values.found(min(size * num_parts, len(self._after.indices)))
@@ -253,6 +251,10 @@ class _Took:
         cpu_s = max(1e-9, self.cpu_s - before.cpu_s)
         return _Took(max(cpu_s, self.wall_s - before.wall_s), cpu_s)
 
+    def quicker(self, other: "_Took") -> "_Took":
+        """The least of both."""
+        return _Took(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
+
 
 def _seed(number: int) -> None:
     random.seed(number)
@@ -260,21 +262,17 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def _loading(rounds: Sequence[Sequence[_Took]], size: int, sample_bytes: float, prepare_s: float) -> Loading:
+def _loading(parts: Sequence[_Took], size: int, sample_bytes: float, prepare_s: float) -> Loading:
     """Each part by its quickest round: other load on the machine only slows."""
-    num = size * len(rounds[0])
-    cpu_s = math.fsum(min(each.cpu_s for each in part) for part in zip(*rounds, strict=True)) / num
-    wall_s = math.fsum(min(each.wall_s for each in part) for part in zip(*rounds, strict=True)) / num
+    num = size * len(parts)
+    cpu_s, wall_s = math.fsum(each.cpu_s for each in parts) / num, math.fsum(each.wall_s for each in parts) / num
     sample_s = max(cpu_s, wall_s)
     return Loading(sample_s=sample_s, sample_cpu_s=cpu_s, sample_bytes=max(1.0, sample_bytes), prepare_s=prepare_s)
 
 
-def _cheaper(before: Sequence[Sequence[_Took]], after: Sequence[Sequence[_Took]]) -> Interval:
+def _cheaper(before: Sequence[_Took], after: Sequence[_Took]) -> Interval:
     """CPU seconds before ÷ after: the mean over parts, each by its quickest round."""
-    logs = [
-        math.log(min(each.cpu_s for each in one) / min(each.cpu_s for each in other))
-        for one, other in zip(zip(*before, strict=True), zip(*after, strict=True), strict=True)
-    ]
+    logs = [math.log(one.cpu_s / other.cpu_s) for one, other in zip(before, after, strict=True)]
     half_width = t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return around_ratio(math.exp(statistics.fmean(logs)), half_width)
 

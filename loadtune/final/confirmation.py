@@ -77,7 +77,7 @@ def contestants(state: Resumable, search: Search, answer_s: float, spare_s: floa
     rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_batch))
     needed = [*ranked[:1], yours, *rivals[:1], *at_batch[:2], *(each.config for each in state.confirmed)]
     picked = [config for config in dict.fromkeys(needed) if config is not None]
-    typed = [] if yours is None else usual(yours, search.space, state.host.num_usable_cores)
+    typed = [] if yours is None else usual(yours, search.space, state.share.num_usable_cores)
     wanted = [(each, answer_s) for each in (search.changed(), search.roomiest(picked), *search.feasible(typed)[:1])]
     wanted += [(each, spare_s) for each in (*ranked[:2], search.highest(), search.roomiest())]
     for config, within_s in wanted if ranked else ():  # a short one may fit where a long one did not

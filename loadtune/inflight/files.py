@@ -33,7 +33,7 @@ def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> No
 
 def write_own(folder: str | None) -> None:
     """This process's, for the launcher, which may be gone. None: there is no launcher."""
-    if folder is not None:
+    if folder is not None and accounts():  # else it is a launcher, or the server that forks a rank's workers
         with suppress(OSError):
             name = f"rank-{rank()}" if num_ranks() > 1 else str(os.getpid())  # a rank started again takes its place
             write(accounts(), Path(folder), f"{name}.json")

@@ -87,6 +87,7 @@ def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> An
         generator = loader.generator
         states, own_state = read_states(), None if generator is None else generator.get_state()
         try:
+            private.preload_forkserver(loader.multiprocessing_context)
             return begun_by(tuner, loader)
         except Exception:
             write_states(states)

@@ -1,6 +1,6 @@
 """What a machine offers, and what the training process found out about the workload: plain data, judged elsewhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from loadtune.records.config import LoaderConfig, Precision
 
@@ -74,6 +74,15 @@ class HostFacts:
     gpus: tuple[GpuFacts, ...]
     """Empty: no NVIDIA GPU, or none visible to this process."""
 
+    def shared_by(self, num_ranks: int) -> "HostFacts":
+        """What one of so many has."""
+        return replace(
+            self,
+            num_usable_cores=max(1, self.num_usable_cores // num_ranks),
+            ram_available_bytes=self.ram_available_bytes // num_ranks,
+            shm_free_bytes=self.shm_free_bytes and self.shm_free_bytes // num_ranks,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -136,6 +145,10 @@ class WorkloadFacts:
     """Name of the user's own subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or there is a dataset."""
     fixed_batch_size: int | None = None
     """The only batch size, where the user's batch sampler or dataset makes the batches. None: any can be chosen."""
+    num_ranks: int = 1
+    """Processes of this machine that train together. All other figures are those of one."""
+    budgets_bytes: dict[str, int] = field(default_factory=dict)
+    """Of the device's memory: what each rank may take, by its number. Empty: a described job."""
     max_workers: int | None = None
     """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
     largest_sample_bytes: int | None = None

@@ -132,6 +132,8 @@ class TrainingRun:
     steps: tuple[LoadingStep, ...] = ()
     """What took the time of those that loaded, in this run and earlier ones with the same loader, the largest share
     first; at most `loading.KEPT_STEPS`. Empty: too little was seen."""
+    differing: tuple[str, ...] = ()
+    """What sets ranks apart, for people: one that loads more slowly than the others, or waits while they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,8 @@ class Measurement:
     """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: no workers, or not known."""
     steps: tuple[LoadingStep, ...] = ()
     """See `TrainingRun.steps`."""
+    differing: tuple[str, ...] = ()
+    """See `TrainingRun.differing`."""
 
     @property
     def samples_per_s(self) -> float:

@@ -2,7 +2,7 @@
 is measured. Means are integrals over time divided by it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loadtune.records.config import TrialConfig
 
@@ -46,6 +46,12 @@ class Telemetry:
     timeline: Timeline | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Which of these fields could not be read, and why. Without what does not apply, such as a GPU's on a CPU."""
+
+    def of_one(self, num_ranks: int) -> "Telemetry":
+        """Of one rank of so many: what their workers do is counted together."""
+        together = ["workers_cpu_cores", "workers_growth_bytes_per_s", "disk_read_bytes_per_s", "file_read_bytes_per_s"]
+        seen = {name: value for name in together if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: value / num_ranks for name, value in seen.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

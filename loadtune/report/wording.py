@@ -187,7 +187,11 @@ def answer_text(result: TuningResult, winner: Winner) -> str:
     The gain alone where the interval of the rate reaches 0: then only the gain is proven.
     """
     found, known, gain = finalist_of(result.finalists, winner), winner.throughput, winner.speedup
-    rate = f"{interval_text(known)} samples/s{' (1 run)' if found and len(found.runs) == 1 else ''}"
+    of, ranks = "", result.facts.num_ranks if result.facts else 1
+    if ranks > 1:
+        in_all = f"{number_text(ranks * known.value)} in all with {ranks * winner.config.batch_size:,} samples a step"
+        of = f" on each of {ranks} ranks ({in_all})"
+    rate = f"{interval_text(known)} samples/s{of}{' (1 run)' if found and len(found.runs) == 1 else ''}"
     if kept := keep_text(result, winner):
         return f"{kept} Baseline: {rate}."
     base = "PyTorch's defaults" if set(result.assumed) >= ASSUMED else "your settings"

@@ -123,12 +123,16 @@ class Run:
         listener: Listener | None = None,
     ) -> None:
         """``host_now`` reads the machine anew: its memory changes while a run goes on."""
-        self.state, self.training, self.host_now = state, training, host_now
+        self.state, self.training, self._host_now = state, training, host_now
         self.budget = Budget(clock, state.config.time_budget_s, clock())
         self.journal = Journal(state, self.budget, folder, listener)
         self._sensor = sensor
         self._disturbed_repeats = 0
         """How many of the latest repeats in a row were disturbed by other processes too."""
+
+    def host_now(self) -> HostFacts:
+        """What a rank has of the machine now."""
+        return self._host_now().shared_by(self.state.facts.num_ranks if self.state.facts else 1)
 
     def timed(self, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
         """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
@@ -181,17 +185,19 @@ class Run:
             message = f"it trained {steps} in {seconds_text(clock() - started)}"
             return TrialFailure(kind="too_slow", phase="training", message=message)
         start_s, end_s = segment.kept[0].start_s, segment.kept[-1].end_s
+        seen = self.journal.aside("Telemetry is missing", lambda: self._sensor.between(start_s, end_s))
         starts_workers = config.loader.num_workers > 0 and not config.loader.persistent_workers  # with every epoch
         return Measurement(
             windows=tuple(segment.kept),
             first_batch_s=ran.first_batch_s,
             seconds=clock() - started,
             peak_allocated_bytes=ran.peak_allocated_bytes,
-            telemetry=self.journal.aside("Telemetry is missing", lambda: self._sensor.between(start_s, end_s)),
+            telemetry=None if seen is None else seen.of_one(facts.num_ranks if facts else 1),
             noisy=not segment.settled,
             restart_s=max(ran.ready_s, ran.first_batch_s - ran.batch_s) if starts_workers else 0.0,
             refill_s=ran.batch_s,
             steps=ran.steps,
+            differing=ran.differing,
             epoch_samples=facts.dataset_length if facts else None,
         )
 

@@ -62,6 +62,11 @@ class Resumable:
     """It went to its end, and its result is written."""
 
     @property
+    def share(self) -> HostFacts:
+        """What a rank has of the machine."""
+        return self.host.shared_by(self.facts.num_ranks if self.facts else 1)
+
+    @property
     def failed(self) -> list[Failed]:
         """What failed in the search and in the final."""
         return failures_of((*self.trials, *self.confirmed))

@@ -6,16 +6,20 @@ A loader trains once an optimizer stepped between its batches, twice. From then 
 
 import atexit
 import json
+import multiprocessing
 import os
 import socket
 import sys
 from functools import partial
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from loadtune.errors import ScriptEndedError
+from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
+from loadtune.script.ranks import Hello
 from loadtune.training.__main__ import leave, watch_lifeline
 
 if TYPE_CHECKING:
@@ -116,6 +120,11 @@ class Bench:
         self._seen[key] = steps, votes
         return votes >= _VOTES
 
+    def say_hello(self) -> None:
+        """A loader trains: the controller waits for the other ranks."""
+        number, num = _rank()
+        self._connection.send(Hello(number, num, num_local_ranks(num)))
+
     def begin(self, loader: Any, key: Any, place: str) -> None:
         """This loader trains. The session begins with the next batch."""
         from loadtune.script.handover import Handover
@@ -132,6 +141,13 @@ class Bench:
 
         sys.excepthook = raised
         atexit.register(self.end, ScriptEndedError())
+        if multiprocessing.parent_process() is not None:  # one that mp.spawn started calls neither of them
+            util.Finalize(None, self._finalized, exitpriority=0)
+
+    def _finalized(self) -> None:
+        """While what the process's function raised is on its way."""
+        error = sys.exc_info()[1]
+        self.end((error.__context__ if isinstance(error, SystemExit) else error) or ScriptEndedError())
 
     def next_batch(self) -> Any:
         """Of the loader that trains."""
@@ -169,6 +185,7 @@ class _Iterator:
         if bench.pid != os.getpid():
             return next(cast(Any, self._plain))
         if bench.trains is None and bench.has_trained(self._key):
+            bench.say_hello()
             self._shutdown_workers()
             bench.begin(self._loader, self._key, self._place)
         if bench.trains == self._key:
@@ -197,6 +214,15 @@ class _Iterator:
 
     def __del__(self) -> None:
         self._shutdown_workers()
+
+
+def _rank() -> tuple[int, int]:
+    """This process's, and how many there are."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return rank(), num_ranks()
 
 
 def _connected(address: str) -> Connection:

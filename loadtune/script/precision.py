@@ -21,6 +21,8 @@ class Precisions:
         self.own: str | None = None
         """Of the loop's own autocast that trains: ``bf16``. None: it has none."""
         self.num_steps = 0
+        self.gpu: int | None = None
+        """Number of the one whose parameters are stepped. None: there is none."""
         self._device_type, self._asked = device_type, "own"
         self._probe: _Products | None = None
         optimizer.register_optimizer_step_pre_hook(self._before_step)
@@ -64,7 +66,10 @@ class Precisions:
             torch.set_autocast_enabled(self._device_type, False)
             torch.clear_autocast_cache()
 
-    def _before_step(self, _: Any, given: Any, named: Any) -> None:
+    def _before_step(self, stepped: Any, given: Any, named: Any) -> None:
+        if self.num_steps == 0:
+            devices = (each.device for group in stepped.param_groups for each in group["params"])
+            self.gpu = next((device.index for device in devices if device.type == "cuda"), None)
         if len(given) < 2 and not named.get("closure"):  # the forward pass may run in the step, as a closure
             self._leave()
 

@@ -1,47 +1,69 @@
 """The process of the user's script from the outside. Needs no torch."""
 
 import json
+import math
 import os
 import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from loadtune.errors import UsageError
+from loadtune.errors import TrainingError, UsageError
 from loadtune.records.facts import Device
 from loadtune.script import janitor, protect
 from loadtune.script.bench import RUN_VARIABLE
 from loadtune.script.launch import below
 from loadtune.script.protect import Protection
+from loadtune.script.ranks import Hello, Rank, cause, next_message
+from loadtune.stream.shm_cleanup import kill_group
 from loadtune.training.process import BoundedLog, TrainingProcess, environment_of
-from loadtune.training.protocol import Message
+from loadtune.training.protocol import STOP, Begin, Message, Place
 
 _INJECTED = Path(__file__).parents[1] / "inflight" / "inject"
 _OFF = {"LOADTUNE_TUNING": "1", "WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": ""}
 """What the script is told: it is tuned, and nothing of it is logged elsewhere."""
+_PATIENCE_S = 10.0
+"""With the other ranks, once one trains: each does after its second step, and they step together."""
+_FAILING_S = 2.0
+"""For the other ranks to fail, once one did."""
 
 
 class ScriptProcess(TrainingProcess):
-    """A running script. It connects once a loader of it is iterated, and answers once one trains."""
+    """A running script. Its ranks connect once a loader of theirs is iterated, and speak once one trains."""
 
     def __init__(
-        self, command: Sequence[str], protection: Protection, device: Device, log_path: Path, scratch: Path
+        self,
+        command: Sequence[str],
+        protection: Protection,
+        device: Device,
+        log_path: Path,
+        scratch: Path,
+        *,
+        others: Sequence[str] = (),
     ) -> None:
-        """``protection``: what keeps the script from changing what existed."""
+        """``protection``: what keeps the script from changing what existed. ``others``: UUIDs of GPUs that it sees
+        after the device."""
         self.log, log = BoundedLog(log_path), log_path.open("ab")
-        self._waiting, self._connections = list[object](), list[Connection]()
+        self._waiting, self._connections, self._ranks = list[object](), list[Connection](), list[Rank]()
+        self._complete_s = self._failed_s = math.inf
         self._server = socket.socket(socket.AF_UNIX)
-        address = scratch / f"script-{os.urandom(4).hex()}"
-        self._server.bind(str(address))
+        self._address = scratch / f"script-{os.urandom(4).hex()}"
+        self._server.bind(str(self._address))
         self._server.listen()
         environment = environment_of(device, scratch)
+        if others:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join((device.uuid or "", *others))
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{_INJECTED}{os.pathsep}{known}" if known else str(_INJECTED)
-        given: dict[str, object] = {"folder": str(scratch), "socket": str(address)}
+        given: dict[str, object] = {"folder": str(scratch), "socket": str(self._address)}
+        given["step"] = os.environ.get("SLURM_STEPID")
         if protection.way == "audit":
             caches = [each for each in protect.caches_of(os.environ) if not below(os.getcwd(), each)]
             given["audit"] = {"began_s": protection.began_s, "free": [str(scratch), *caches]}
@@ -61,27 +83,83 @@ class ScriptProcess(TrainingProcess):
             raise UsageError(f"{command[0]} cannot be run ({error.strerror}). Give a command after --.") from None
 
     def send(self, message: object) -> None:
-        if self._connections:
-            super().send(message)
+        """To every rank; that it is enough to the first one, which tells the others."""
+        if self._is_complete() and not self._waiting:
+            self._send(message)
         else:
             self._waiting.append(message)
 
+    def _send(self, message: object) -> None:
+        for number, rank in enumerate(self._ranks[: 1 if message == STOP else None]):
+            if isinstance(message, Begin) and len(self._ranks) > 1:
+                message = replace(message, place=Place(number, len(self._ranks), f"{self._address}-lead"))
+            with suppress(OSError):  # that it is gone shows in `receive`
+                rank.connection.send(message)
+
     def receive(self, timeout_s: float) -> Message | None:
-        wanted: list[Any] = [self._server, *self._connections[:1]]
-        ready, _, _ = select.select(wanted, (), (), timeout_s)
-        if self._server in ready:
-            taken = Connection(self._server.accept()[0].detach())
-            self._connections.append(taken)  # the first, and a lifeline that nobody speaks on
-            if self._connections == [taken]:
-                self.connection = taken
+        until_s, message = time.monotonic() + timeout_s, self._message()
+        while message is None:
+            speaking: list[Any] = [self._server, *self._connections]
+            ready = select.select(speaking, (), (), max(0.0, until_s - time.monotonic()))[0]
+            for each in ready:
+                if each is self._server:
+                    self._connections.append(Connection(self._server.accept()[0].detach()))
+                    continue
+                try:
+                    self._hear(each, each.recv())
+                except (EOFError, OSError):
+                    self._connections.remove(each)
+                    for rank in (rank for rank in self._ranks if rank.connection is each):
+                        rank.has_ended = True
+            if self._is_complete() and self._waiting:
+                self._ranks.sort(key=lambda rank: rank.said.rank)
                 while self._waiting:
-                    super().send(self._waiting.pop(0))
-        return super().receive(0.0) if self._connections and self._connections[0] in ready else None
+                    self._send(self._waiting.pop(0))
+            message = self._message()
+            if not ready:
+                break
+        return message
+
+    def _message(self) -> Message | None:
+        """Of all ranks. Where one failed, what the others say meanwhile tells whose failure it was."""
+        if not self._is_complete():
+            return None
+        failed = [rank for rank in self._ranks if rank.has_ended or rank.failure is not None]
+        if not failed or len(self._ranks) == 1:
+            return next_message(self._ranks)
+        self._failed_s = min(self._failed_s, time.monotonic())
+        is_known = len(failed) == len(self._ranks) or self.has_exited()
+        return cause(self._ranks) if is_known or time.monotonic() > self._failed_s + _FAILING_S else None
+
+    def _hear(self, connection: Connection, message: Any) -> None:
+        if not isinstance(message, Hello):
+            next(rank for rank in self._ranks if rank.connection is connection).heard.append(message)
+            return
+        if message.num_here < message.num_ranks:
+            raise UsageError(
+                f"{message.num_here} of {message.num_ranks} ranks are on this machine, and `loadtune run` takes one "
+                "machine. Start as many ranks as it has GPUs."
+            )
+        if not self._waiting:
+            raise TrainingError(
+                f"Rank {message.rank} came to train over {_PATIENCE_S:.0f} s after the others. `loadtune run` takes "
+                "ranks that step together."
+            )
+        self._ranks.append(Rank(connection, message))
+        patience_s = _PATIENCE_S if len(self._ranks) < message.num_ranks else 0.0
+        self._complete_s = min(self._complete_s, time.monotonic() + patience_s)
+
+    def _is_complete(self) -> bool:
+        """Whether all ranks that load have spoken: they step together, so those that do not, load nothing."""
+        return time.monotonic() >= self._complete_s
 
     def loading(self) -> tuple[()]:
         return ()
 
     def _close_all(self) -> None:
+        for process in janitor.processes_of(str(self._address.parent)):  # ranks may be in groups of their own
+            with suppress(ProcessLookupError):
+                kill_group(os.getpgid(process))
         self._janitor.communicate(b"the folder is wanted")
         self._server.close()
         for each in self._connections:

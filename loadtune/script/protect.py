@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Literal
 
@@ -123,9 +124,10 @@ def caches_of(environment: Mapping[str, str]) -> list[str]:
 
 def _sockets_of_others() -> list[str]:
     """In /tmp: sockets and pipes, and the folder of CUDA's MPS, which makes new ones."""
-    found = [path for pattern in ("*", "*/*") for path in Path("/tmp").glob(pattern) if path.is_socket()]
+    there = (path for pattern in ("/tmp/*", "/tmp/*/*") for path in glob(pattern, include_hidden=True))
+    found = [path for path in there if Path(path).is_socket()]  # others come and go meanwhile
     service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    return [*map(str, found), *([os.path.realpath(service)] if service.is_dir() else [])]
+    return [*found, *([os.path.realpath(service)] if service.is_dir() else [])]
 
 
 def _refusal(protection: Protection, scratch: Path) -> str | None:

@@ -1,6 +1,7 @@
 """The session of a training process, whose steps are those of the user's loop."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -9,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from loadtune.errors import UsageError
-from loadtune.inflight.environment import num_ranks
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.script.bench import Bench
 from loadtune.script.handover import Handover
+from loadtune.script.ranks import Lead
 from loadtune.training.__main__ import leave
 from loadtune.training.describe import describe, precisions_of
 from loadtune.training.protocol import TRY, Begin, Line
@@ -77,20 +77,30 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
+def _least_memory(begin: Begin) -> int | None:
+    """What was asked for, or the script itself allows, which older torch does not tell. None: there is no limit."""
+    told: Callable[[], float] | None = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
+    if begin.device.kind != "cuda" or told is None or (share := told()) == 1.0:
+        return begin.max_memory_bytes
+    own = int(share * torch.cuda.get_device_properties().total_memory)
+    return own if begin.max_memory_bytes is None else min(own, begin.max_memory_bytes)
+
+
 class _Session(Session):
     def __init__(self, script: Script, begin: Begin, line: Line) -> None:
         assert script.bench.handover is not None
-        is_known = torch.distributed.is_available() and torch.distributed.is_initialized()
-        ranks = torch.distributed.get_world_size() if is_known else num_ranks()
-        if ranks > 1:
-            found = f"the script trains on {ranks} ranks, and `loadtune run` takes one."
-            raise UsageError(f"{found} To tune num_workers on all of them: loadtune exec -- COMMAND.")
+        if begin.place is not None:
+            line.agreed = Lead(begin.place).agreed
         self._script, self._handover, self._failed = script, script.bench.handover, begin.failed
+        self._accumulate = line.agreed(script.accumulate)
         self._trains_by = partial(_Loop, self._handover)
-        super().__init__(begin, line)
+        super().__init__(replace(begin, max_memory_bytes=_least_memory(begin)), line)
+
+    def _gpu(self) -> int:
+        return self._script.bench.precisions.gpu or 0
 
     def _built(self, begin: Begin) -> Workload:
-        parts, spec = LoaderParts.of(self._script.loader), replace(begin.spec, accumulate=self._script.accumulate)
+        parts, spec = LoaderParts.of(self._script.loader), replace(begin.spec, accumulate=self._accumulate)
         return Workload(
             spec=spec,
             loader=parts,
@@ -114,14 +124,15 @@ class _Session(Session):
         # What may end the script is tried once: out of memory at twice the size, half of it is.
         other, phase = (size // 2, _HALF) if self._failed.get(_TWICE) in MEMORY_KINDS else (2 * size, _TWICE)
         is_free = self._workload.loader.batch_size_is_free and other > 0 and phase not in self._failed
+        is_free = self._line.agreed(is_free)
         if is_free:
             same = min(seen["own"].total(), self._products("own", size).total())  # one may be beside a validation
-            tried = [self._products("own", other, phase).total() for _ in range(2 * self._script.accumulate)]
-            is_free = same == 0 or min(tried) != same  # else the loop cuts its batches
+            tried = [self._products("own", other, phase).total() for _ in range(2 * self._accumulate)]
+            is_free = self._line.agreed(same == 0 or min(tried) != same)  # else the loop cuts its batches
         few = min(size, 4) if is_free and self._chosen.kind == "cpu" else size  # bf16 may be a dozen times slower there
         # fp16 needs a scaler, which a loop in another precision has not.
         failed = {*self._failed, *([TRY + "fp16"] if own != "fp16" else [])}
-        possible = [name for name in precisions_of(self._chosen) if TRY + name not in failed]
+        possible = self._line.agreed([name for name in precisions_of(self._chosen) if TRY + name not in failed])
         seen |= {name: self._products(name, few, TRY + name) for name in possible}
         able = tuple(name for name in possible if _most(seen[name]) in (name, "own"))
         self._line.enter("prepare")
@@ -132,6 +143,7 @@ class _Session(Session):
             precisions=able if own in able else ("own",),
             own_precision=own if own in able else "own",
             loader_place=self._script.place,
+            budgets_bytes={"0": self.memory.budget_bytes()},
             fixed_batch_size=found.fixed_batch_size if is_free else size,
         )
 

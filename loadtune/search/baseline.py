@@ -6,7 +6,7 @@ from typing import Any
 
 from loadtune.limits.recipe import STEP_S, power_of_two_to
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.facts import WorkloadFacts
+from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 from loadtune.search.space import USUAL
@@ -160,8 +160,30 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
             yield f"{precision} is not available {where}. Available: {able}. Choose one of them, or another device."
 
 
+def one_of_several(host: HostFacts) -> str | None:
+    """Of a described job on a GPU: what is not known of training on all. None: there is one."""
+    num, cores = len(host.gpus), host.num_usable_cores
+    if num < 2:
+        return None
+    return (
+        f"One of {num} GPUs was measured, with all {counted(cores, 'core')}. Of {num} ranks each has "
+        f"{max(1, cores // num)}, and they wait for each other: loadtune run -- torchrun --nproc-per-node {num} … "
+        "measures that."
+    )
+
+
+_UNEVEN = 1.1
+"""Times the least memory of a rank, from which on it is told."""
+
+
 def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
     """What is not measured of the user's loader, or ruled out by it, and why; what a batch's memory was probed with."""
+    if facts.num_ranks > 1:
+        yield f"{facts.num_ranks} ranks train in step: batch size, workers and samples/s are those of one rank."
+    budgets = sorted(facts.budgets_bytes.items(), key=lambda each: each[1])
+    if budgets and budgets[-1][1] > _UNEVEN * budgets[0][1]:
+        texts = [f"rank {number} may take {bytes_text(size)}" for number, size in (budgets[0], budgets[-1])]
+        yield f"R{texts[0][1:]} of memory, which bounds the batch size of all ranks; {texts[1]}."
     if facts.loader_class is not None:
         yield (
             f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "

@@ -223,7 +223,7 @@ def model_job(
         sample_s=facts.sample_s,
         sample_cpu_s=facts.sample_s if facts.sample_cpu_s is None else facts.sample_cpu_s,
         sample_bytes=float(facts.sample_bytes),
-        num_cores=float(max(1, host.num_usable_cores)),
+        num_cores=max(1, host.num_usable_cores) / facts.num_ranks,
         on_gpu=device.kind == "cuda",
         compute={precision: curve or known for precision, curve in curves.items()},
         syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),
@@ -329,7 +329,7 @@ def feasible(
         if config.batch_size <= largest.get(config.precision, config.batch_size)
         and not any(_rules_out(tried, failure, config, facts) for tried, failure in failed)
     ]
-    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, state.host)}
+    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, state.share)}
     if len(fitting) == len(able):
         return able
     now = host_now()  # virtual machines show 31 GiB at first and grow to 256

@@ -377,15 +377,16 @@ class _Timer:
         self._set(every_s, first_s)
 
     def _note(self, _: int, frame: FrameType | None) -> None:
-        """During a call that is long it has expired several times. What is raised in here is raised by signal handlers
-        of the user's, and reaches their code."""
+        """During a call that is long it has expired several times. The kernel sees that at its ticks alone: an expiry
+        that it has not seen yet counts for what is executed when it does, or calls would get more than their time.
+        What is raised in here is raised by signal handlers of the user's, and reaches their code."""
         if sys.gettrace() is not None or sys.getprofile() is not None or _wakes_others():  # set by the user meanwhile
             self._is_over = True
             self._set(0.0, 0.0)
             return
         late_s, number = time.clock_gettime(self._clock) - self._due_s, 0
         if late_s >= 0:
-            number = 1 + int(late_s / self._every_s)
+            number = 1 + int(late_s / self._every_s) - self._is_unseen()
             self._due_s += number * self._every_s
         asked, self._asked = self._asked, []
         self.seen.append((places_of(frame), number, asked))
@@ -398,6 +399,12 @@ class _Timer:
     def pause(self) -> None:
         self._set(0.0, 0.0)
         self._left_s = max(1e-3, self._due_s - time.clock_gettime(self._clock))
+
+    def _is_unseen(self) -> bool:
+        """Whether it has expired since the kernel looked, which then tells a remaining nanosecond."""
+        left = (ctypes.c_long * 4)()
+        _libc().timer_gettime(self._id, left)
+        return left[2:4] == [0, 1]
 
     def _set(self, every_s: float, first_s: float) -> None:
         new = (ctypes.c_long * 4)()

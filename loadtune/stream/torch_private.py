@@ -5,13 +5,15 @@ Nobody promises them. The tests run on the oldest and the newest torch that load
 
 import contextlib
 import os
+import signal
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from multiprocessing import connection, current_process, resource_sharer
+from multiprocessing import connection, current_process, forkserver, resource_sharer
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +115,18 @@ def start_method(context: Any) -> str:
     return str((context or torch.multiprocessing).get_start_method())
 
 
+_USUAL, _LARGE = ["__main__"], ("numpy", "torch", "torchvision", "PIL.Image")
+
+
+def preload_forkserver(context: Any) -> None:
+    """Have the forkserver import what this process has of large libraries: each worker would import torch again, for
+    3 s. Not where it runs already, or where the user has chosen what it imports."""
+    server: Any = forkserver._forkserver
+    if start_method(context) == "forkserver" and server._forkserver_pid is None and server._preload_modules == _USUAL:
+        large = (name for name in _LARGE if name in sys.modules)
+        server.set_forkserver_preload([*_USUAL, *large, "loadtune.stream.preloaded"])
+
+
 _PATIENCE_S = 0.05
 """For a worker that reads samples which nobody wants."""
 
@@ -120,6 +134,19 @@ _signals: Any = _utils.signal_handling
 set_worker_pids = _signals._set_worker_pids
 remove_worker_pids = _signals._remove_worker_pids
 error_if_any_worker_fails = _signals._error_if_any_worker_fails
+
+
+def end_of_worker(error: Exception, iterator: Any) -> Exception | None:
+    """How a worker ended, in torch's words. It asks first whether the worker lives, by which Python alone learns how;
+    then its own ``error`` lacks that. None: none ended, or it is not of that."""
+    ended = [each for each in getattr(iterator, "_workers", ()) if each.exitcode]
+    if not ended or "exited unexpectedly" not in str(error):
+        return None
+    pid, code = ended[0].pid, ended[0].exitcode
+    how = f"exited unexpectedly with exit code {code}"
+    if code < 0:
+        how = f"is killed by signal: {signal.strsignal(-code)}"
+    return RuntimeError(f"DataLoader worker (pid {pid}) {how}")
 
 
 @contextlib.contextmanager

@@ -128,6 +128,8 @@ class EndlessLoader:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.01)
+            if (ended := torch_private.end_of_worker(error, batches.delivering())) is not None:
+                raise ended from error
             raise
 
     def depth(self) -> Depth | None:
@@ -282,7 +284,7 @@ class TimedLoop:
 
     def _look(self) -> _Edge:
         trainer, loader = self._trainer, self._loader
-        at_s, ahead, depth = time.monotonic(), loader.num_ahead(), loader.depth()
+        at_s, ahead, depth = self._line.now(), loader.num_ahead(), loader.depth()
         return _Edge(at_s, ahead, depth, trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
 
     def window(self, window_s: float) -> Window | None:
@@ -293,7 +295,7 @@ class TimedLoop:
         """
         steps = list[_Step]()
         accumulate, ends = self._trainer.accumulate, partial(window_ends, window_s, self._loader.config.num_workers)
-        while len(steps) % accumulate or not ends(time.monotonic() - self._edge.at_s, len(steps)):
+        while len(steps) % accumulate or not ends(self._line.now() - self._edge.at_s, len(steps)):
             if self._line.stop_asked():
                 return None
             steps.append(self._train_step())

@@ -134,6 +134,10 @@ class CpuMemory:
 
     _stale_mark = 0
 
+    def __init__(self, num_ranks: int = 1) -> None:
+        """``num_ranks``: that share what is available."""
+        self._num_ranks = num_ranks
+
     def capacity_bytes(self) -> int:
         return read_ram().limit_bytes
 
@@ -142,7 +146,7 @@ class CpuMemory:
         nearly full machine still trains small batches."""
         ram = read_ram()
         reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
-        return rss_bytes() + ram.available_bytes - reserve
+        return rss_bytes() + (ram.available_bytes - reserve) // self._num_ranks
 
     def reset_peaks(self) -> None:
         with suppress(OSError):  # sandboxes may refuse it, or ignore it

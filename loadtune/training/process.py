@@ -202,6 +202,8 @@ def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "
         ended = f"was ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == -signal.SIGKILL and oom_kills == 0:
         return "crash", "was killed by SIGKILL, not by the kernel for lack of memory"
+    if returncode > 0 and oom_kills:
+        return "host_oom", f"{ended}: the kernel killed a process for lack of host memory"
     if returncode == -signal.SIGKILL:
         how = "killed, most likely" if oom_kills is None else "killed by the kernel"
         return "host_oom", f"{ended}: {how} for lack of host memory"

@@ -5,15 +5,25 @@ each a text, then exactly one `Answer`. Only `STOP` may be sent while a request 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadtune.records.config import LiveObjects, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import Window
 from loadtune.stream.sample_table import SampleTable
+
+
+class Place(NamedTuple):
+    """Of a rank, among those of a script that train."""
+
+    number: int
+    """0: the first, which decides for all."""
+    num: int
+    address: str
+    """Of the socket by which the first one tells the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,8 @@ class Begin:
     """What this process may hold of the GPU, its context included. None: whatever is free."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Phases with `TRY` in which a script's loop failed, and the kinds of these failures."""
+    place: Place | None = None
+    """None: one process trains."""
 
 
 class Request(NamedTuple):
@@ -76,6 +88,8 @@ class Line:
         self._last_looked = 0.0
         self._patience_s = 0.0
         self.phase = "start"
+        self.agreed: Callable[[Any], Any] = lambda value: value
+        """What is decided of this value, where several processes train in step."""
 
     def enter(self, phase: str) -> None:
         self.phase = phase
@@ -92,8 +106,15 @@ class Line:
         is_long = window.seconds >= _LONG_STEP_S * window.num_steps
         self._patience_s = _ANSWER_SHARE * window.seconds if is_long else 0.0
 
+    def now(self) -> float:
+        """The monotonic clock, by which it is decided how many steps there are."""
+        return float(self.agreed(time.monotonic()))
+
     def stop_asked(self) -> bool:
         """Whether the controller has said enough; looks now and then."""
+        return bool(self.agreed(self._stop_heard()))
+
+    def _stop_heard(self) -> bool:
         now = time.monotonic()
         if now - self._last_looked < _LOOK_S:
             return False

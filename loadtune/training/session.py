@@ -49,17 +49,18 @@ class Session:
         self._line = line
         self._chosen = begin.device
         self._device = torch.device("cpu")
-        self.memory: DeviceMemory = CpuMemory()
-        if begin.device.kind == "cuda":  # one is visible: the process was started with its UUID
+        self.memory: DeviceMemory = CpuMemory(begin.place.num if begin.place else 1)
+        if begin.device.kind == "cuda":
+            number = self._gpu()
             # Asked of the driver before this process takes any.
-            free_before = next((gpu.free_bytes for gpu in read_gpus()), None)
+            free_before = next((gpu.free_bytes for gpu in read_gpus()[number:]), None)
             if not torch.cuda.is_available():
                 raise DeviceError(
                     f"CUDA does not see {begin.device.name} ({begin.device.uuid}). `nvidia-smi -L` lists what is "
                     f"there; this torch {torch.__version__} was built for CUDA {torch.version.cuda}. Choose another, "
                     "or --device cpu."
                 )
-            self._device = torch.device("cuda", 0)
+            self._device = torch.device("cuda", number)
             self.memory = CudaMemory(self._device, free_before, begin.max_memory_bytes)
         self._workload = self._built(begin)
         self._model = ResidentModel(self._workload, self._device)
@@ -78,6 +79,10 @@ class Session:
         # By loader and remedies: one run is too short to tell steps, and what was seen is kept for the next.
         self._looks_at = lru_cache(maxsize=16)(lambda *_: Looks())
         self.memory.remember_idle()
+
+    def _gpu(self) -> int:
+        """Number among those that CUDA sees: one, as the process was started with its UUID."""
+        return 0
 
     def _built(self, begin: Begin) -> Workload:
         return build_workload(begin.spec, begin.objects, self._device)

@@ -53,7 +53,7 @@ def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> 
     several batches are summed, each window holds whole rounds of them."""
     line.enter("compute")
     trainer.synchronize()
-    begun = start = time.monotonic()
+    begun = start = line.now()
     window_s, planned, windows = seconds / _NUM_WINDOWS, trainer.accumulate, list[Window]()
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
     while len(windows) < _MIN_WINDOWS or start - begun < seconds - window_s / 2:
@@ -76,7 +76,7 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
             line.pulse()
         trainer.synchronize()
         steps += planned
-        seconds = time.monotonic() - start
+        seconds = line.now() - start
         # Nine tenths are long enough: making up for the rest by a step of its own would only cost a synchronisation.
         planned = 0 if seconds >= 0.9 * at_least_s else math.ceil((at_least_s - seconds) * steps / seconds)
     return Window(

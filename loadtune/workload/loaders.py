@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ class LoaderParts:
         drawn_by: Any = loader
         if type(batches) is BatchSampler:  # with a size of its own, like PyTorch's
             batches, drawn_by = None, batches
+        elif _is_share(batches):
+            batches, drawn_by = None, _Share(batches)
         is_stream = isinstance(loader.dataset, IterableDataset)
         context = loader.multiprocessing_context
         own = LoaderConfig(
@@ -115,6 +118,28 @@ class LoaderParts:
             batches = BatchSampler(kwargs["sampler"], config.batch_size, kwargs.pop("drop_last"))
             kwargs |= {"sampler": batches, "batch_size": None}
         return DataLoader(self.dataset, **kwargs)
+
+
+def _is_share(batches: Any) -> bool:
+    """Whether it is Accelerate's, which gives each rank whole batches of a BatchSampler."""
+    is_accelerates = type(batches).__module__ == "accelerate.data_loader"
+    whole = is_accelerates and not getattr(batches, "split_batches", True)
+    return whole and type(getattr(batches, "batch_sampler", None)) is BatchSampler
+
+
+class _Share:
+    """Batches of one rank, out of those that PyTorch's BatchSampler makes, as samples: other batches can be made of
+    them."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches, self.sampler, self.drop_last = batches, self, batches.drop_last
+        self.batch_size = len(next(iter(batches)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches) * self.batch_size
 
 
 def named_collate(function: Callable[[Any], Any] | None) -> Callable[[Any], Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_its_time_is_limited_and_it_stops_in_every_second_slice(monkeypatch):
 
     def look():
         for pid in spare_rig.below(made._process.pid):
-            states.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+            with suppress(OSError):  # it has ended since
+                states.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
         return made.poll()
 
     until(look)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def script(request) -> Path:
 def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # data that an earlier version made there stays unread
     runpy.run_path(str(script), run_name="__main__")
     out, err = capsys.readouterr()
     losses = re.findall(r"loss\D{1,5}([\d.]+|nan)", out + err)
@@ -123,7 +125,8 @@ def test_it_is_tuned(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     *options, python, path = tune_command(EXAMPLES / "lightning_module.py")[1:]
     assert (options, python) == (["run", "--"], "python")
-    words = ["-m", "loadtune", "run", "--device", "cpu", "--out", str(tmp_path), "--", sys.executable, path]
+    few = ("--precision", "fp32", "--max-batch-size", "64")
+    words = ["-m", "loadtune", "run", "--device", "cpu", *few, "--out", str(tmp_path), "--", sys.executable, path]
     said = tmp_path / "said"
     with said.open("w") as output:
         running = Forked([sys.executable, *words], cwd=ROOT, env=os.environ, stdout=output, stderr=output)

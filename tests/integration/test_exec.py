@@ -11,6 +11,7 @@ from pathlib import Path
 import inflight_jobs
 import pytest
 import spare_rig
+from forked import Forked
 
 ROOT = Path(__file__).parents[2]
 JOB = [sys.executable, inflight_jobs.__file__, "plain", "--steps", "64", "--sample", "0.0007", "--step", "0.001"]
@@ -26,6 +27,13 @@ def run(*arguments, options=(), **more):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def without_it(told, *command, **more):
+    """Exit code and output of the same script alone, forked from this process."""
+    with told.open("w") as out:
+        code = Forked([*command], env=ENVIRONMENT | more, stdout=out, stderr=sys.__stderr__).wait()
+    return code, told.read_text()
 
 
 def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
@@ -104,9 +112,9 @@ def test_a_script_whose_launcher_was_killed_goes_on_and_tidies_up(tmp_path):
 
 
 def test_a_training_is_tuned_and_its_switches_are_written(tmp_path):
-    plain = subprocess.run(JOB, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    code, plain = without_it(tmp_path / "plain", *JOB)
     done = run(*JOB, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))
-    assert done.stdout.split()[:2] == plain[:2]
+    assert (code, done.stdout.split()[:2]) == (0, plain.split()[:2])
     assert "Samples at inflight_jobs.py:" in done.stderr
     (loader,) = json.loads((tmp_path / "out/inflight.json").read_text())["loaders"]
     assert loader["switches"]
@@ -169,9 +177,9 @@ def test_changes_of_the_code_are_tried_beside_the_loop(tmp_path, trouble, method
     command = [sys.executable, str(script), "0.001", trouble, method, str(is_persistent), str(most)]
     done = run(*command, options=("--max-workers", "2", "--out", str(tmp_path), *options), **path)
     number = done.stdout.split()[0]
-    plain = [sys.executable, str(script), "0", trouble, method, str(is_persistent), number]
-    plain = subprocess.run(plain, env=ENVIRONMENT | path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (5, plain.stdout)
+    command[2], command[-1] = "0", number
+    assert (done.returncode, done.stdout) == without_it(tmp_path / "plain", *command, **path)
+    assert done.returncode == 5
     (loader,) = json.loads((tmp_path / "inflight.json").read_text())["loaders"]
     assert "printed by a dataset" not in done.stderr
     assert loader["changes_reason"] == ("its process ended" if trouble == "crash" else None)

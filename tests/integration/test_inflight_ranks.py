@@ -1,11 +1,14 @@
 """Two ranks under torchrun see what they would see without a tuner, and one of them speaks."""
 
 import os
+import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from loadtune.inflight import files
 
@@ -13,28 +16,34 @@ JOB = Path(__file__).parents[2] / "benchmarks" / "inflight_ranks.py"
 SIZES = ("--steps", "60", "--sample", "0.003", "--step", "0.002", "--short", "5")
 
 
-def started(*arguments: str, out: Path | None = None) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    tuned = () if out is None else (sys.executable, "-m", "loadtune", "exec", "--out", str(out), "--")
-    command = [*tuned, *launcher, str(JOB), *SIZES, *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def digests_of(told: str) -> list[str]:
+    """Ranks with the digests of what they saw."""
+    return sorted(line.rpartition(" ")[0] for line in told.splitlines() if ": rank " in line)
 
 
-def ended(run: subprocess.Popen[str]) -> tuple[list[str], list[str]]:
-    """Ranks with the digests of what they saw, and what was said of them."""
-    told, said = run.communicate()
-    assert run.returncode == 0, said[-3000:]
-    digests = sorted(line.rpartition(" ")[0] for line in told.splitlines() if ": rank " in line)
-    return digests, [line for line in said.splitlines() if line.startswith("loadtune: ")]
+def without_a_tuner(told: Path, *words: str) -> list[str]:
+    """The ranks as torchrun would start them, but forked from this process, which has imported torch."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(listener.getsockname()[1])}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none", **os.environ}
+    with told.open("w") as out:
+        ranks = [
+            Forked([sys.executable, *words], env=shared | {"RANK": rank, "LOCAL_RANK": rank}, stdout=out, stderr=out)
+            for rank in "01"
+        ]
+    assert [rank.wait() for rank in ranks] == [0, 0], told.read_text()[-3000:]
+    return digests_of(told.read_text())
 
 
+@pytest.mark.skipif(not (find_spec("lightning") and find_spec("accelerate")), reason="both are trained with")
 def test_uneven_ranks_of_ddp_accelerate_and_lightning_train_the_same_and_rank_0_speaks(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    ways = ("--how", "ddp", "accelerate", "lightning")
-    plain, tuned = started(*ways), started(*ways, out=tmp_path)
-    without, _ = ended(plain)
-    digests, said = ended(tuned)
+    words = (str(JOB), *SIZES, "--how", "ddp", "accelerate", "lightning")
+    without = without_a_tuner(tmp_path / "told", *words)
+    exec_ = [sys.executable, "-m", "loadtune", "exec", "--out", str(tmp_path), "--", sys.executable]
+    command = [*exec_, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    tuned = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert tuned.returncode == 0, tuned.stderr[-3000:]
+    digests, said = digests_of(tuned.stdout), [line for line in tuned.stderr.splitlines() if line[:10] == "loadtune: "]
     assert len(digests) == 6
     assert digests == without
     found = files.read(tmp_path / files.RESULT_FILE)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.ending import NO_ANSWER
-from loadtune.errors import TrainingError, UsageError
+from loadtune.errors import TrainingError
 from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import TrainingRun, TrialFailure
@@ -144,13 +144,6 @@ def test_gradients_of_several_batches_are_seen(script):
         training.describe()
         _, windows = timed(training, 16)
         assert all(each.num_steps % 2 == 0 for each in windows)
-
-
-def test_several_ranks_are_refused(script, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    client, _ = script
-    with client("plain") as training, pytest.raises(UsageError, match="trains on 2 ranks"):
-        training.describe()
 
 
 @pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("cut", 8), ("batches", 2)])

@@ -178,7 +178,7 @@ def both_see(job, way):
 
 
 @pytest.mark.parametrize("way", ["switched", "by a tuner"])
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(job=JOBS)
 @example(JOB | {"order": "counted", "switches": {(0, 1): 1}})
 @example(JOB | {"generator": True, "epochs": [1, WHOLE], "switches": {(0, 0): 1}})

@@ -89,7 +89,13 @@ def _chain() -> None:
 
 try:
     if _VARIABLE in os.environ:  # else of a child that was given PYTHONPATH alone
-        if _given := json.loads(os.environ[_VARIABLE]).get("audit"):
+        _run = json.loads(os.environ[_VARIABLE])
+        if "step" in _run and os.environ.get("SLURM_STEPID") != _run["step"]:
+            print(
+                "srun starts ranks where what they write cannot be held back. Start them by torchrun.", file=sys.stderr
+            )
+            os._exit(2)
+        if _given := _run.get("audit"):
             from _loadtune_audit import install  # type: ignore[import-not-found]  # beside this file
 
             install(**_given)

@@ -53,22 +53,20 @@ def test_warming_up_goes_on_until_a_step_is_not_skipped(halvings: Callable[[int]
     assert trainer.num_steps == num_steps
 
 
-def windows_of(monkeypatch: pytest.MonkeyPatch, step_s: float, accumulate: int = 1) -> tuple[tuple[Window, ...], Any]:
+def windows_of(step_s: float, accumulate: int = 1) -> tuple[tuple[Window, ...], Any]:
     trainer: Any = FakeTrainer(step_s, accumulate)
-    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: trainer.now))
-    return steps.time_windows(trainer, (torch.zeros(32, 1), torch.zeros(32)), 1.0, LINE), trainer
+    line = SimpleNamespace(**vars(LINE) | {"now": lambda: trainer.now})
+    return steps.time_windows(trainer, (torch.zeros(32, 1), torch.zeros(32)), 1.0, line), trainer
 
 
 @pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.25, 0.4])
-def test_windows_abut_take_about_the_time_given_and_have_whole_rounds_of_accumulated_gradients(
-    monkeypatch: pytest.MonkeyPatch, step_s: float
-) -> None:
-    windows, trainer = windows_of(monkeypatch, step_s)
+def test_windows_abut_take_about_the_time_given_and_have_whole_rounds_of_accumulated_gradients(step_s: float) -> None:
+    windows, trainer = windows_of(step_s)
     assert all(a.end_s == pytest.approx(b.start_s) for a, b in itertools.pairwise(windows))
     assert 0.85 <= sum(window.seconds for window in windows) <= 1.0 + 2 * step_s  # half a step a window
     assert all(window.num_samples / window.seconds == pytest.approx(32 / step_s) for window in windows)
     assert trainer.num_waits <= 3 * len(windows), "synchronised at edges, not at steps"
-    windows, _ = windows_of(monkeypatch, step_s, accumulate=3)
+    windows, _ = windows_of(step_s, accumulate=3)
     assert all(window.num_steps % 3 == 0 for window in windows)
     assert len(windows) >= 2
 

@@ -1,0 +1,165 @@
+"""Several ranks of the user's script as one training: real ranks over gloo, and how they end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from loadtune.ending import NO_ANSWER
+from loadtune.host.machine import choose_device, read_host
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.script.process import ScriptProcess
+from loadtune.script.protect import protection_here
+from loadtune.stream.shm_cleanup import is_alive
+from loadtune.training.client import TrainingClient
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+
+mode = sys.argv[1]
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank = dist.get_rank()
+
+class Rows(Dataset):
+    def __len__(self):
+        return 640
+    def __getitem__(self, index):
+        time.sleep(0.004 if mode == "uneven" and rank == 1 else 0.001)
+        return torch.full((4,), float(index)), index % 3
+
+def batches():
+    rows = Rows()
+    if mode == "loads nothing" and rank == 1:
+        while True:
+            size = torch.zeros(1, dtype=torch.long)
+            dist.broadcast(size, 0)
+            yield torch.zeros(int(size), 4), torch.zeros(int(size), dtype=torch.long)
+    given = {"sampler": DistributedSampler(rows)}
+    if mode == "uneven":
+        rows, given = Subset(rows, range(640 if rank else 200)), {"shuffle": True}
+    while True:
+        for inputs, labels in DataLoader(rows, 8, num_workers=1, **given):
+            if mode == "loads nothing":
+                dist.broadcast(torch.tensor([len(inputs)]), 0)
+            yield inputs, labels
+
+model = DistributedDataParallel(nn.Linear(4, 3))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for inputs, labels in batches():
+    if mode == "full" and rank == 1 and len(inputs) > 32:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    print(json.dumps([rank, len(inputs), os.getpid()]), flush=True)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FP32 = Recipe(precision="fp32")
+LAUNCHER = """
+import os, subprocess, sys
+
+common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+environments = [os.environ | common | {"RANK": rank} for rank in "01"]
+ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], env=each, start_new_session=True) for each in environments]
+os.wait()
+for rank in ranks:
+    rank.kill()
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """(Starts a client of two ranks in this mode, what they noted: rank, batch size, process)."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "launch.py").write_text(LAUNCHER)
+
+    def client(mode):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            command = (sys.executable, str(tmp_path / "launch.py"), str(free.getsockname()[1]), str(path), mode)
+        launch = partial(ScriptProcess, command, protection_here())
+        device = choose_device(read_host(), "cpu")
+        return TrainingClient(WorkloadSpec(command=command), device, log_path=tmp_path / "log", launch=launch)
+
+    def notes():
+        found = re.findall(r"\[[01], \d+, \d+\]", (tmp_path / "log").read_text())
+        return [json.loads(line) for line in found]
+
+    return client, notes
+
+
+def timed(client, size, workers=0, num_windows=2):
+    seen = []
+
+    def watch(window):
+        seen.append(window)
+        return len(seen) < num_windows
+
+    config = TrialConfig(loader=LoaderConfig(batch_size=size, num_workers=workers), recipe=FP32)
+    return client.time_training(config, 0.1, watch), seen
+
+
+@pytest.mark.parametrize("mode", ["even", "loads nothing"])
+def test_all_ranks_train_on_what_is_asked_for_and_start_again_where_one_ends(ranks, mode):
+    client, notes = ranks
+    with client(mode) as training:
+        facts = training.describe()
+        assert (facts.dataset_length, facts.num_ranks) == (320, 1 if mode == "loads nothing" else 2)
+        for size, workers in ((16, 0), (40, 2)):
+            before = len(notes())
+            run, windows = timed(training, size, workers)
+            assert isinstance(run, TrainingRun), run
+            assert [each.num_samples for each in windows] == [size * each.num_steps for each in windows]
+            assert {(0, size), (1, size)} == {tuple(each[:2]) for each in notes()[before:]}
+            assert run.differing == ()
+        point = training.time_compute(FP32, 24, 0.1)
+        assert [each.num_samples for each in point.windows] == [24 * each.num_steps for each in point.windows]
+        if mode == "even":
+            os.kill(next(pid for rank, _, pid in notes()[::-1] if rank == 1), signal.SIGKILL)
+            failure, _ = timed(training, 40)
+            assert isinstance(failure, TrialFailure)
+            assert failure.kind == "crash"
+            assert isinstance(timed(training, 24)[0], TrainingRun)
+    until_s = time.monotonic() + 10.0  # one that is killed takes a moment to give its memory back
+    while (left := [pid for pid in {pid for _, _, pid in notes()} if is_alive(pid)]) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not left
+
+
+def test_a_rank_whose_memory_is_full_ends_the_trial_of_all(ranks):
+    client, _ = ranks
+    with client("full") as training:
+        training.describe()
+        failure, _ = timed(training, 40)
+        assert (failure.kind, failure.message[:7]) == ("oom", "Rank 1:")
+
+
+def test_the_answer_says_what_is_of_a_rank_and_what_of_all_and_names_the_slow_one(ranks, tmp_path):
+    """A whole run of the command."""
+    options = ["--device", "cpu", "--time-budget", "40", "--out", "found", "--fix", "precision=fp32"]
+    script = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", "uneven"]
+    command = [sys.executable, "-m", "loadtune", "run", *options, "--", *script]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode in (0, NO_ANSWER), done.stderr
+    assert "200 samples of 4 float32" in done.stderr, "the shortest epoch counts"
+    assert "2 ranks train in step" in done.stderr
+    assert "Rank 1 loads" in done.stderr
+    assert re.search(r"samples/s on each of 2 ranks \([\d,.]+ in all with [\d,]+ samples a step\)", done.stdout)
+    assert re.search(r"baseline .*batch 8, 1 worker, not pinned, fp32", done.stdout), done.stdout
