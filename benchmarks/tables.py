@@ -26,7 +26,6 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
-from loadtune.calibration import calibrate, search_space, start
 from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
 from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
@@ -35,6 +34,7 @@ from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.telemetry import Telemetry
 from loadtune.run.measure import Run, Segment
 from loadtune.run.state import State
+from loadtune.search.calibration import calibrate, search_space, start
 from loadtune.search.space import SearchSpace
 from loadtune.training.client import TrainingClient
 

@@ -68,7 +68,7 @@ def fsync(descriptor):
     real(descriptor)
 
 os.fsync = fsync
-from loadtune.cli import main
+from loadtune.cli.app import main
 main()
 """
 
@@ -318,11 +318,11 @@ def readers(folder):
     """(Name, inputs that can be read, what reads one, errors that are documented) of each."""
     import numpy as np
 
+    from loadtune.api.options import TABLE, check, memory_of, parsed, with_settings
     from loadtune.errors import LoadtuneError, ResultError
     from loadtune.host import cgroup, gpu, nvml
     from loadtune.host.cpu import read_cpu_name
     from loadtune.inflight import account, environment, files
-    from loadtune.options import TABLE, check, memory_of, parsed, with_settings
     from loadtune.records.config import TuneConfig
     from loadtune.report.forms import FORMS, export
     from loadtune.report.store import as_json, load_result, read_record

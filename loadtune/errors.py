@@ -13,9 +13,11 @@ LoadtuneError
 
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+W = TypeVar("W", bound=str)
 
 
 class LoadtuneError(Exception):
@@ -92,3 +94,13 @@ def harmless() -> Iterator[None]:
     except Exception as error:
         if raised_by_handler(error):
             raise
+
+
+def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
+    """The allowed word that this is."""
+    for each in allowed:
+        if each == word:
+            return each
+    raise UsageError(
+        f"{flag} is {word!r}; it must be {' or '.join(filter(None, (', '.join(allowed[:-1]), allowed[-1])))}."
+    )

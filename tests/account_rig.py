@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
+from loadtune.api.objects import Job, pack_job
 from loadtune.footprint.account import Event, Mark
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
-from loadtune.objects import Job, pack_job
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.footprint import block_bytes
 

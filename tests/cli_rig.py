@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from typer.testing import CliRunner
 
-from loadtune.cli import app
+from loadtune.cli.app import app
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

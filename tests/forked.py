@@ -21,7 +21,8 @@ import torch
 
 import loadtune.training.process
 
-for name in ("torch._dynamo", "torchvision", "loadtune.tuner"):  # as an optimizer's first step, jobs and runs do
+# As an optimizer's first step, jobs and runs do.
+for name in ("torch._dynamo", "torchvision", "loadtune.api.tune", "loadtune.api.largest_batch"):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 

@@ -18,7 +18,7 @@ from loadtune.records.telemetry import Progress
 from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.seams import Listener
-from loadtune.tuner import tune_on
+from loadtune.story import tune_on
 
 ALL_TRIALS = TuneConfig(num_trials=3)
 """Few enough that the search ends with the last of them, and leaves a resumed run none. What a run takes where a test

@@ -80,6 +80,7 @@ class HostFacts:
             self,
             num_usable_cores=max(1, self.num_usable_cores // num_ranks),
             ram_available_bytes=self.ram_available_bytes // num_ranks,
+            ram_limit_bytes=self.ram_limit_bytes // num_ranks,
             shm_free_bytes=self.shm_free_bytes and self.shm_free_bytes // num_ranks,
         )
 

@@ -260,7 +260,7 @@ class TuningResult:
     def __repr__(self) -> str:
         """What `loadtune run` prints at its end."""
         lines = import_module("loadtune.report.terminal_answer").terminal_answer(self)  # above: it shows results
-        shown: str = import_module("loadtune.options").in_python("\n".join(lines))
+        shown: str = import_module("loadtune.api.options").in_python("\n".join(lines))
         return shown
 
     @property
@@ -283,5 +283,5 @@ class TuningResult:
         dataset makes the batches keeps them. Warns with UserWarning where the answer is not confirmed, as
         `best_loader_kwargs` does. Raises ResultError where there is no answer.
         """
-        made: DataLoader[Any] = import_module("loadtune.adopt").apply(self, loader, keep_batch_size=keep_batch_size)
+        made: DataLoader[Any] = import_module("loadtune.api.adopt").apply(self, loader, keep_batch_size=keep_batch_size)
         return made

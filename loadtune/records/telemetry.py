@@ -51,7 +51,8 @@ class Telemetry:
         """Of one rank of so many: what their workers do is counted together."""
         together = ["workers_cpu_cores", "workers_growth_bytes_per_s", "disk_read_bytes_per_s", "file_read_bytes_per_s"]
         seen = {name: value for name in together if (value := getattr(self, name)) is not None}
-        return replace(self, **{name: value / num_ranks for name, value in seen.items()})
+        rss = self.training_rss_bytes if num_ranks == 1 else None  # of the launcher and all workers
+        return replace(self, training_rss_bytes=rss, **{name: value / num_ranks for name, value in seen.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

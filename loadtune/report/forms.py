@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtune.options import one_of
+from loadtune.errors import one_of
 from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.result import TriedRemedy, TuningResult, Winner

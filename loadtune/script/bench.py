@@ -123,7 +123,8 @@ class Bench:
     def say_hello(self) -> None:
         """A loader trains: the controller waits for the other ranks."""
         number, num = _rank()
-        self._connection.send(Hello(number, num, num_local_ranks(num)))
+        here = num_local_ranks(num) if num == num_ranks() else num  # else the launcher speaks of other processes
+        self._connection.send(Hello(number, num, here))
 
     def begin(self, loader: Any, key: Any, place: str) -> None:
         """This loader trains. The session begins with the next batch."""

@@ -15,8 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from loadtune.errors import TrainingError, UsageError
+from loadtune.errors import UsageError
 from loadtune.records.facts import Device
+from loadtune.records.measurement import TrialFailure
 from loadtune.script import janitor, protect
 from loadtune.script.bench import RUN_VARIABLE
 from loadtune.script.launch import below
@@ -24,7 +25,7 @@ from loadtune.script.protect import Protection
 from loadtune.script.ranks import Hello, Rank, cause, next_message
 from loadtune.stream.shm_cleanup import kill_group
 from loadtune.training.process import BoundedLog, TrainingProcess, environment_of
-from loadtune.training.protocol import STOP, Begin, Message, Place
+from loadtune.training.protocol import STOP, Answer, Begin, Message, Place
 
 _INJECTED = Path(__file__).parents[1] / "inflight" / "inject"
 _OFF = {"LOADTUNE_TUNING": "1", "WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": ""}
@@ -53,6 +54,9 @@ class ScriptProcess(TrainingProcess):
         self.log, log = BoundedLog(log_path), log_path.open("ab")
         self._waiting, self._connections, self._ranks = list[object](), list[Connection](), list[Rank]()
         self._complete_s = self._failed_s = math.inf
+        self._phase = "start"
+        self._late: int | None = None
+        """A rank that came after the others had begun."""
         self._server = socket.socket(socket.AF_UNIX)
         self._address = scratch / f"script-{os.urandom(4).hex()}"
         self._server.bind(str(self._address))
@@ -97,10 +101,12 @@ class ScriptProcess(TrainingProcess):
                 rank.connection.send(message)
 
     def receive(self, timeout_s: float) -> Message | None:
-        until_s, message = time.monotonic() + timeout_s, self._message()
-        while message is None:
+        until_s = time.monotonic() + timeout_s
+        ready: list[Any] = [self._server]
+        while ready or time.monotonic() < until_s:
+            wait_s = 0.0 if ready else max(0.0, until_s - time.monotonic())
             speaking: list[Any] = [self._server, *self._connections]
-            ready = select.select(speaking, (), (), max(0.0, until_s - time.monotonic()))[0]
+            ready = select.select(speaking, (), (), wait_s)[0]
             for each in ready:
                 if each is self._server:
                     self._connections.append(Connection(self._server.accept()[0].detach()))
@@ -115,24 +121,39 @@ class ScriptProcess(TrainingProcess):
                 self._ranks.sort(key=lambda rank: rank.said.rank)
                 while self._waiting:
                     self._send(self._waiting.pop(0))
-            message = self._message()
-            if not ready:
-                break
-        return message
+            message = next_message(self._ranks) if self._is_complete() and not self._failed() else None
+            if message is None and not ready:
+                message = self._failure()
+            if message is not None:
+                return message
+        return None
 
-    def _message(self) -> Message | None:
-        """Of all ranks. Where one failed, what the others say meanwhile tells whose failure it was."""
-        if not self._is_complete():
+    def _failed(self) -> list[Rank]:
+        """Ranks that ended, or answered with a failure, and have no more to say before."""
+        failed = (rank for rank in self._ranks if rank.has_ended or rank.failure is not None)
+        return [rank for rank in failed if len(self._ranks) > 1 or not rank.heard]
+
+    def _failure(self) -> Message | None:
+        """Of all ranks where one failed: what the others say meanwhile tells whose failure it was. None: none did, or
+        the command itself is about to end."""
+        if self._late is not None:
+            return self._crash(f"Rank {self._late} began to train after the others.")
+        if not self._is_complete() or not (failed := self._failed()):
             return None
-        failed = [rank for rank in self._ranks if rank.has_ended or rank.failure is not None]
-        if not failed or len(self._ranks) == 1:
-            return next_message(self._ranks)
         self._failed_s = min(self._failed_s, time.monotonic())
-        is_known = len(failed) == len(self._ranks) or self.has_exited()
-        return cause(self._ranks) if is_known or time.monotonic() > self._failed_s + _FAILING_S else None
+        passed_s, has_exited = time.monotonic() - self._failed_s, self.has_exited()
+        is_known = len(failed) == len(self._ranks) or has_exited or passed_s > _FAILING_S
+        found = cause(self._ranks) if is_known else None
+        if found is None and passed_s > _PATIENCE_S and not has_exited:
+            return self._crash(f"Rank {failed[0].said.rank} ended.")
+        return found
+
+    def _crash(self, message: str) -> Answer:
+        return Answer(TrialFailure(kind="crash", phase=self._phase, message=message), healthy=False)
 
     def _hear(self, connection: Connection, message: Any) -> None:
         if not isinstance(message, Hello):
+            self._phase = message if isinstance(message, str) else self._phase
             next(rank for rank in self._ranks if rank.connection is connection).heard.append(message)
             return
         if message.num_here < message.num_ranks:
@@ -141,10 +162,8 @@ class ScriptProcess(TrainingProcess):
                 "machine. Start as many ranks as it has GPUs."
             )
         if not self._waiting:
-            raise TrainingError(
-                f"Rank {message.rank} came to train over {_PATIENCE_S:.0f} s after the others. `loadtune run` takes "
-                "ranks that step together."
-            )
+            self._late = message.rank
+            return
         self._ranks.append(Rank(connection, message))
         patience_s = _PATIENCE_S if len(self._ranks) < message.num_ranks else 0.0
         self._complete_s = min(self._complete_s, time.monotonic() + patience_s)

@@ -2,12 +2,13 @@
 said by the controller, the first rank tells the others, so that all hand out as many batches. Needs no torch.
 """
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from typing import Any, NamedTuple
 
 from loadtune.decide.ranks import Word, differences
@@ -37,8 +38,11 @@ class Lead:
         """Return once all are there. Raises OSError where one does not come."""
         self._followers, self._first = list[Any](), None
         if place.number == 0:
-            with Listener(place.address, "AF_UNIX", backlog=place.num) as listener:
-                self._followers = [listener.accept() for _ in range(1, place.num)]
+            with socket.socket(socket.AF_UNIX) as server:
+                server.settimeout(_PATIENCE_S)
+                server.bind(place.address)
+                server.listen(place.num)
+                self._followers = [Connection(server.accept()[0].detach()) for _ in range(1, place.num)]
         else:
             self._first = _connected(place.address)
 

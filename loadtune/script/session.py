@@ -77,12 +77,12 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-def _least_memory(begin: Begin) -> int | None:
+def _least_memory(begin: Begin, gpu: int) -> int | None:
     """What was asked for, or the script itself allows, which older torch does not tell. None: there is no limit."""
-    told: Callable[[], float] | None = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
-    if begin.device.kind != "cuda" or told is None or (share := told()) == 1.0:
+    told: Callable[[int], float] | None = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
+    if begin.device.kind != "cuda" or told is None or (share := told(gpu)) == 1.0:
         return begin.max_memory_bytes
-    own = int(share * torch.cuda.get_device_properties().total_memory)
+    own = int(share * torch.cuda.get_device_properties(gpu).total_memory)
     return own if begin.max_memory_bytes is None else min(own, begin.max_memory_bytes)
 
 
@@ -94,7 +94,7 @@ class _Session(Session):
         self._script, self._handover, self._failed = script, script.bench.handover, begin.failed
         self._accumulate = line.agreed(script.accumulate)
         self._trains_by = partial(_Loop, self._handover)
-        super().__init__(replace(begin, max_memory_bytes=_least_memory(begin)), line)
+        super().__init__(replace(begin, max_memory_bytes=_least_memory(begin, self._gpu())), line)
 
     def _gpu(self) -> int:
         return self._script.bench.precisions.gpu or 0

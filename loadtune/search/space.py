@@ -18,7 +18,7 @@ from loadtune.records.measurement import RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 
 FINE_WORKERS = 8
-"""Up to here every worker count is a rung; above it, steps of about a fifth: finer ones drown in the noise."""
+"""Up to here every worker count is in the grid; above it, steps of about a fifth: finer ones drown in the noise."""
 
 COARSE_STEP = 1.2
 
@@ -112,13 +112,13 @@ def roomiest(rates: Mapping[TrialConfig, float], compute_per_s: Mapping[TrialCon
     return [config for config, room in rooms.items() if room >= least]
 
 
-def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
+def worker_grid(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
     """0 to 8 one by one, then in steps of a fifth up to `most`. `most` itself and `extra` are among them."""
-    rungs = set(range(min(FINE_WORKERS, most) + 1)) | {most, *extra}
-    rung = float(FINE_WORKERS)
-    while (rung := rung * COARSE_STEP) < most:
-        rungs.add(round(rung))
-    return tuple(sorted(rungs))
+    values = set(range(min(FINE_WORKERS, most) + 1)) | {most, *extra}
+    value = float(FINE_WORKERS)
+    while (value := value * COARSE_STEP) < most:
+        values.add(round(value))
+    return tuple(sorted(values))
 
 
 def _nearest(axis: Sequence[Any], value: Any) -> Any:
@@ -146,7 +146,7 @@ def batch_sizes(
     ceilings: Sequence[MemoryCeiling],
 ) -> tuple[int, ...]:
     """Powers of two and their 1.5s, up to the largest that fits and leaves an epoch `EPOCH_STEPS` steps; one that was
-    named is never too large. Ends of precisions and the user's ``own`` size are rungs as well."""
+    named is never too large. Ends of precisions and the user's ``own`` size are values as well."""
     largest = max(largest_batches(config, ceilings).values())
     fixed = facts.fixed_batch_size or config.fixed("batch_size")
     if fixed is not None:
@@ -163,8 +163,8 @@ def batch_sizes(
     ends = [ceiling.safe_batch_size for ceiling in ceilings if ceiling.safe_batch_size <= top]
     least = max(facts.smallest_batch, min(moderate, top) // SMALL)
     powers = (2**exponent for exponent in range(top.bit_length()))
-    rungs = {size for power in powers for size in (power, power + power // 2) if least <= size <= top}
-    return tuple(sorted({*rungs, *ends, *([own] if own <= largest else [])} or {top}))
+    values = {size for power in powers for size in (power, power + power // 2) if least <= size <= top}
+    return tuple(sorted({*values, *ends, *([own] if own <= largest else [])} or {top}))
 
 
 def worker_counts(config: TuneConfig, facts: WorkloadFacts, own: int, cores: int) -> tuple[int, ...]:
@@ -173,10 +173,10 @@ def worker_counts(config: TuneConfig, facts: WorkloadFacts, own: int, cores: int
     ``own`` number is among them."""
     if config.max_workers is None:
         busy = most_by_cores(cores, facts.sample_s, facts.sample_cpu_s or facts.sample_s)
-        ladder = worker_ladder(max(cores, busy), (cores, own))
+        grid = worker_grid(max(cores, busy), (cores, own))
     else:
-        ladder = worker_ladder(config.max_workers)
-    allowed = tuple(count for count in ladder if facts.max_workers is None or count <= facts.max_workers)
+        grid = worker_grid(config.max_workers)
+    allowed = tuple(count for count in grid if facts.max_workers is None or count <= facts.max_workers)
     return fixed_or(config, "num_workers", allowed)
 
 

@@ -236,8 +236,9 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
         assert returncode is not None
         now, words = read_oom_kills(), process.log.tail(LAST_WORDS_LINES)
         kills = None if now is None or self._oom_kills is None else now - self._oom_kills
+        of_ranks = self._facts is not None and self._facts.num_ranks > 1
         own = next((f" while it loaded {samples_text(each)}" for each in process.loading() if each.worker is None), "")
-        kind, ended = cause_of_exit(returncode, oom_kills=kills, log=words)
+        kind, ended = cause_of_exit(returncode, oom_kills=kills, log=words, of_ranks=of_ranks)
         message = f"The training process {ended}{own}."
         return TrialFailure(kind=kind, phase=self._phase, message=message, log_tail=process.log.tail())
 

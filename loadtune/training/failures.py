@@ -109,10 +109,13 @@ _RULES = (
     _Rule(r"view size is not compatible with input tensor's size and stride", "unsupported"),  # under channels_last
     _Rule(_DEVICE_ASSERT, "user_error"),
     _Rule(r"CUDA error", "crash"),
-    _Rule(r"(?:NCCL|ncclUnhandled|gloo/transport|Connection (?:closed|reset) by peer)", "crash"),  # another rank ended
+    _Rule(r"\bNCCL\b|\bgloo/", "crash"),  # another rank ended
 )
 # Only the text of errors that PyTorch raises is looked at: a user's ValueError may say anything.
-_TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
+_TORCH_ERRORS = (
+    *("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError"),
+    *("DistBackendError", "DistNetworkError"),
+)
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # the second is NumPy's
 _CAUGHT = "Caught "  # PyTorch's word for an error that it brings from a worker

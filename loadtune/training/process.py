@@ -190,11 +190,13 @@ _DYING_OF_MEMORY = re.compile(
 )
 
 
-def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> tuple[FailureKind, str]:
+def cause_of_exit(
+    returncode: int, *, oom_kills: int | None = None, log: str = "", of_ranks: bool = False
+) -> tuple[FailureKind, str]:
     """(The kind of failure that a process ended by itself died of, how it ended: ``was ended by SIGABRT``).
 
     `oom_kills` is how many processes the kernel killed for memory meanwhile; None: nothing counts them, and then a
-    SIGKILL is most likely its own. `log` is what the process wrote last.
+    SIGKILL is most likely its own. `log` is what the process wrote last. `of_ranks`: it started several that train.
     """
     ended = f"exited with code {returncode}"
     if returncode < 0:
@@ -202,7 +204,7 @@ def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "
         ended = f"was ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == -signal.SIGKILL and oom_kills == 0:
         return "crash", "was killed by SIGKILL, not by the kernel for lack of memory"
-    if returncode > 0 and oom_kills:
+    if returncode > 0 and oom_kills and of_ranks:
         return "host_oom", f"{ended}: the kernel killed a process for lack of host memory"
     if returncode == -signal.SIGKILL:
         how = "killed, most likely" if oom_kills is None else "killed by the kernel"

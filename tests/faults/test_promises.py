@@ -18,7 +18,7 @@ from fakes import FakeTraining
 from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
 import loadtune
-from loadtune import tuner
+from loadtune import story
 from loadtune.errors import ResultError
 from loadtune.report.store import load_result
 from loadtune.run.state import read_run
@@ -116,7 +116,7 @@ def test_a_confirmed_answer_is_on_disk(tmp_path, monkeypatch):
     def dies(*given):
         raise Killed
 
-    monkeypatch.setattr(tuner, "name_bottleneck", dies)
+    monkeypatch.setattr(story, "name_bottleneck", dies)
     with pytest.raises(Killed):
         tune_fake(FakeTraining(), tmp_path, ALL_TRIALS)
     monkeypatch.undo()

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from loadtune.cli import app
-from loadtune.options import TABLE
+from loadtune.api.options import TABLE
+from loadtune.cli.app import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 GENERATED = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -80,7 +80,7 @@ def test_resnet18_is_explained_to_two_per_cent(tmp_path: Path, precision: Precis
 
 def test_the_command_measures_beside_the_estimate_and_makes_no_context_of_its_own() -> None:
     code = (
-        "import sys, torch\nfrom loadtune.cli import app\n"
+        "import sys, torch\nfrom loadtune.cli.app import app\n"
         "try: app(['memory', '--model', 'resnet18', '--batch-size', '16', '--json'])\n"
         "finally: print(torch.cuda.is_initialized(), file=sys.stderr)"
     )

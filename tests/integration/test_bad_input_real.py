@@ -7,7 +7,7 @@ import pytest
 from cli_rig import files_below
 from typer.testing import CliRunner
 
-from loadtune.cli import app
+from loadtune.cli.app import app
 
 W = "training_workloads:"
 LINEAR, GOOD = f"--model {W}Linear", f"--dataset {W}Images"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import loadtune
-from loadtune.cli import app, exit_code
+from loadtune.cli.app import app, exit_code
 from loadtune.errors import ResultError, WorkloadError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.measurement import ComputePoint, FailureKind, TrainingRun, TrialFailure

@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeSensor, FakeTraining
 from pipeline_rig import ALL_TRIALS, interrupt, resumed, tune_fake
 
-from loadtune import tuner
+from loadtune import story
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
@@ -147,7 +147,7 @@ def test_progress_that_cannot_be_shown_a_sensor_that_raises_and_ctrl_c_at_the_pa
         raise OSError(28, f"No space left on device, {progress.left_s}")
 
     training = FakeTraining()
-    monkeypatch.setattr(tuner, "write_page", interrupt)
+    monkeypatch.setattr(story, "write_page", interrupt)
     result = tune_fake(training, tmp_path, ALL_TRIALS, listen, sensor=Broken(training.clock))
     assert result.best is not None
     assert "No space left" in told(result, "Progress could not be shown")

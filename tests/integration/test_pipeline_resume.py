@@ -8,7 +8,7 @@ import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import ALL_TRIALS, GPU, finished, interrupt, killed, resumed, runs_in, tune_fake
 
-from loadtune import tuner
+from loadtune import story
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.facts import CodePart
@@ -94,7 +94,7 @@ class Impatient(FakeTraining):
 
 
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
+    monkeypatch.setattr(story, "name_bottleneck", interrupt)
     whole = tune_fake(FakeTraining(), tmp_path)
     assert whole.cut_short == "interrupted by Ctrl-C"
     assert whole.best is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.ending import NO_ANSWER
+from loadtune.cli.ending import NO_ANSWER
 from loadtune.errors import TrainingError
 from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec

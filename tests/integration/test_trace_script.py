@@ -7,7 +7,7 @@ from cli_rig import Command
 from typer.testing import CliRunner
 
 import loadtune
-from loadtune.cli import app
+from loadtune.cli.app import app
 from loadtune.footprint.trace import run_traced
 
 SCRIPT = """\

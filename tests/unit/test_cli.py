@@ -19,11 +19,11 @@ from cli_rig import invoke
 from page_rig import GOLDEN as KEPT
 
 import loadtune.host.machine
-from loadtune import cli_exec
-from loadtune.cli import app
-from loadtune.ending import termination_as_interruption
+from loadtune.api.options import TABLE
+from loadtune.cli import exec as cli_exec
+from loadtune.cli.app import app
+from loadtune.cli.ending import termination_as_interruption
 from loadtune.errors import OutOfTimeError, ResultError, WorkloadError
-from loadtune.options import TABLE
 from loadtune.records.config import DIMENSIONS, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
@@ -34,7 +34,7 @@ COMMANDS = [command.name or command.callback.__name__ for command in app.registe
 
 
 class FakeTuner:
-    """Stands in for `loadtune.tuner.tune_config`: keeps what it was asked, answers the kept result or raises."""
+    """Stands in for `loadtune.api.tune.tune_config`: keeps what it was asked, answers the kept result or raises."""
 
     def __init__(self) -> None:
         self.asked: list[TuneConfig] = []
@@ -69,7 +69,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tuner(machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("loadtune.tuner.tune_config", fake.tune)
+    monkeypatch.setattr("loadtune.api.tune.tune_config", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -227,7 +227,7 @@ def test_a_signal_ends_a_run_once_unless_it_was_ignored(
             tuner.result = replace(tuner.result, interrupted_by=str(interruption))
         return tuner.tune(*asked, **how)
 
-    monkeypatch.setattr("loadtune.tuner.tune_config", signalled)
+    monkeypatch.setattr("loadtune.api.tune.tune_config", signalled)
     before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         assert invoke("run").exit_code == (0 if ignored else code)
@@ -282,7 +282,7 @@ def test_help_of_a_run_is_short_and_the_rest_is_in_help_all() -> None:
 
 _RUN = """
 import sys
-import loadtune.host.machine as host, loadtune.tuner as tuning
+import loadtune.host.machine as host, loadtune.api.tune as tuning
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result
 result = load_result(sys.argv.pop())
@@ -297,7 +297,7 @@ def tune(config, folder, listener, **how):
     return result
 
 tuning.tune_config = tune
-from loadtune.cli import main
+from loadtune.cli.app import main
 main()
 """
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, UsageError, tune, tune_command
-from loadtune.objects import pack_job
-from loadtune.options import in_python
+from loadtune.api.objects import pack_job
+from loadtune.api.options import in_python
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
@@ -60,7 +60,7 @@ def test_labels_and_which_parts_were_objects_are_kept_and_a_live_loader_is_taken
 
 def test_keywords_of_the_table_reach_the_config(monkeypatch):
     found = []
-    monkeypatch.setattr("loadtune.tuner.tune_config", lambda config, *_, **how: found.append(config))
+    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config))
     tune(dataset="CIFAR10", model="resnet18", batch_size=8, precision="bf16", time_budget_s=60, fix={"num_workers": 2})
     tune(MODEL_AND_DATA, num_trials=3, precisions=["fp32"], seed=4)
     tune(Job(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4, precision="bf16"))
@@ -83,7 +83,7 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
 
 def test_a_command_is_a_job_with_the_settings_of_any_other(monkeypatch):
     found = []
-    monkeypatch.setattr("loadtune.tuner.tune_config", lambda config, *_, **how: found.append(config))
+    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config))
     tune_command([sys.executable, Path("train.py"), "-j", "4"], batch_size=8, fix={"num_workers": 2})
     workload = WorkloadSpec(command=(sys.executable, "train.py", "-j", "4"))
     fix = (Fixed(name="num_workers", value=2),)
@@ -152,7 +152,7 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
         (tmp_path / RUN_FILE).touch()
         return cut
 
-    monkeypatch.setattr("loadtune.tuner.tune_on", tells)
+    monkeypatch.setattr("loadtune.api.tune.tune_on", tells)
     assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == cut
     seen = capsys.readouterr()
     assert seen.out == ""

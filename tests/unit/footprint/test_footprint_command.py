@@ -9,7 +9,7 @@ from account_rig import FakeTraining
 from fakes import fake_host
 from typer.testing import CliRunner, Result
 
-from loadtune.cli import app
+from loadtune.cli.app import app
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.host import machine as host
 from loadtune.records.config import WorkloadSpec

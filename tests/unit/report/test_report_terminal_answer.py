@@ -21,3 +21,15 @@ def test_every_view_gives_the_same_answer_and_no_rate_that_may_be_0() -> None:
     assert "\nNo conclusion at batch size 64: a gain of up to 2.50× is not excluded" in said
     assert page_view(result)["headline"].endswith(f", fused optimizer: {told}")
     assert f"{told} Confirmed by " in " ".join(export(result, "python").replace("#", "").split())
+
+
+def test_of_several_ranks_it_says_what_is_of_one_and_what_of_all() -> None:
+    result = golden()
+    assert result.facts
+    assert result.best_at_your_batch
+    of_two = replace(result, facts=replace(result.facts, num_ranks=2))
+    alone, both = terminal_answer(result)[0], " ".join(terminal_answer(of_two)[:2])
+    said = result.best_at_your_batch
+    assert "ranks" not in alone
+    assert f"samples/s on each of 2 ranks ({2 * said.throughput.value:,.0f} in all" in both
+    assert f"in all with {2 * said.config.batch_size:,} samples a step)" in both

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from loadtune.records.config import LoaderConfig, Recipe, TuneConfig, YourSettings
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
-from loadtune.search.space import SearchSpace, batch_sizes, worker_counts, worker_ladder
+from loadtune.search.space import SearchSpace, batch_sizes, worker_counts, worker_grid
 
 
 @given(most=st.integers(0, 300), extra=st.integers(0, 300))
-def test_worker_ladder_holds_its_ends_and_what_the_user_has(most: int, extra: int) -> None:
-    ladder = worker_ladder(most, (extra,))
-    assert {0, most, extra} <= set(ladder)
-    assert max(ladder) == max(most, extra)
+def test_worker_grid_holds_its_ends_and_what_the_user_has(most: int, extra: int) -> None:
+    grid = worker_grid(most, (extra,))
+    assert {0, most, extra} <= set(grid)
+    assert max(grid) == max(most, extra)
 
 
 def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:

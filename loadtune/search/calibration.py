@@ -177,7 +177,10 @@ _MAY_DIFFER = ("num_trials", "time_budget_s", "out", "device", "remedies")
 _OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "num_listed_cores", "torch", "cuda")
 """Not the hostname, which is another with each start of a container; Python and driver are compared apart."""
 
-_OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
+_OF_THE_WORKLOAD = (
+    *("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions"),
+    "num_ranks",
+)
 
 _RESUMED = "This run was resumed"
 

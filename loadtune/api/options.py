@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
-from loadtune.errors import LoadtuneError, UsageError
+from loadtune.errors import LoadtuneError, UsageError, one_of
 from loadtune.records.config import (
     DIMENSIONS,
     PANELS,
@@ -29,8 +29,6 @@ from loadtune.records.config import (
 )
 
 _UNITS = {"MIB": 1024**2, "GIB": 1024**3, "TIB": 1024**4, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-
-W = TypeVar("W", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +104,6 @@ def number_of(flag: str, kind: type, word: str, least: float | None = None, most
     with suppress(ValueError):
         return checked(flag, kind, kind(word), least, most)
     return checked(flag, kind, word, least, most)
-
-
-def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
-    """The allowed word that this is."""
-    for each in allowed:
-        if each == word:
-            return each
-    raise UsageError(
-        f"{flag} is {word!r}; it must be {' or '.join(filter(None, (', '.join(allowed[:-1]), allowed[-1])))}."
-    )
 
 
 def fixed_of(words: list[str]) -> tuple[Fixed, ...]:

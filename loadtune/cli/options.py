@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from loadtune.ending import told_plainly
-from loadtune.options import Row, parsed
+from loadtune.api.options import Row, parsed
+from loadtune.cli.ending import told_plainly
 from loadtune.records.config import PANELS
 
 F = TypeVar("F", bound=Callable[..., int | None])

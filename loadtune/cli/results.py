@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from loadtune.cli_options import Verbose
-from loadtune.errors import UsageError
-from loadtune.options import one_of
+from loadtune.cli.options import Verbose
+from loadtune.errors import UsageError, one_of
 from loadtune.records.config import TuneConfig
 
 _BOARD = "loadtune-board.html"

@@ -7,8 +7,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from loadtune.api.objects import is_loader
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
-from loadtune.objects import is_loader
 from loadtune.records.answer import handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import HostFacts

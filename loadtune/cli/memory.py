@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from loadtune.cli_options import Json, Verbose, settings, takes
-from loadtune.ending import show
+from loadtune.api.options import TABLE, check, with_settings
+from loadtune.cli.ending import show
+from loadtune.cli.options import Json, Verbose, settings, takes
 from loadtune.errors import NothingFitsError, UsageError, WorkloadError
-from loadtune.options import TABLE, check, with_settings
 from loadtune.records.config import Precision, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.footprint import FootprintReport, StepAccount

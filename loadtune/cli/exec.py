@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from loadtune.ending import told_plainly
+from loadtune.cli.ending import told_plainly
 from loadtune.errors import UsageError
 from loadtune.inflight import files, words
 from loadtune.inflight.account import Account
@@ -24,9 +24,9 @@ from loadtune.inflight.environment import EXEC_VARIABLE, Options
 if TYPE_CHECKING:
     import typer
 
-    from loadtune.cli_options import Verbose
+    from loadtune.cli.options import Verbose
 
-_INJECTED = Path(__file__).parent / "inflight" / "inject"
+_INJECTED = Path(__file__).parents[1] / "inflight" / "inject"
 _FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -83,7 +83,7 @@ def exec_(
             todo = f"Did you mean {near[0]}?" if near else why
             raise UsageError(f"`loadtune exec` has no option {command[0]}. {todo}")
         if max_workers is not None:
-            from loadtune.options import number_of
+            from loadtune.api.options import number_of
         options = Options(
             max_workers=None if max_workers is None else number_of("--max-workers", int, max_workers, 1),
             freeze=tuple(freeze),

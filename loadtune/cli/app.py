@@ -13,13 +13,13 @@ import typer
 
 from loadtune import __version__
 from loadtune.__main__ import main as main
-from loadtune.cli_exec import exec_
-from loadtune.cli_memory import memory
-from loadtune.cli_options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
-from loadtune.cli_results import export, report
-from loadtune.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
+from loadtune.api.options import TABLE, check, with_command, with_settings
+from loadtune.cli.ending import NO_ANSWER, interruption_code, show, termination_as_interruption
+from loadtune.cli.exec import exec_
+from loadtune.cli.memory import memory
+from loadtune.cli.options import NEWEST, HelpAll, Json, PanelCommand, Quiet, RunCommand, Verbose, settings, takes
+from loadtune.cli.results import export, report
 from loadtune.errors import UsageError
-from loadtune.options import TABLE, check, with_command, with_settings
 from loadtune.records.config import TuneConfig
 from loadtune.records.result import TuningResult
 
@@ -90,13 +90,13 @@ def run(
     baseline) again. Prints the best beside the baseline and writes everything into a folder of its own. Ctrl-C ends the
     run early and keeps what was measured.
     """
+    from loadtune.api.tune import tune_config
     from loadtune.host.machine import choose_device, read_host
     from loadtune.report import store
     from loadtune.report.live import LiveDisplay
     from loadtune.report.machine import machine_line
     from loadtune.report.page.write import PAGE_FILE
     from loadtune.report.terminal_answer import terminal_answer
-    from loadtune.tuner import tune_config
 
     given, folder, kept = settings(TABLE, words), None, TuneConfig()
     if resume is not None:

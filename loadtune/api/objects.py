@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from loadtune.errors import UsageError
-from loadtune.options import FLAGS, TABLE, check, checked, fixed_of, one_of, with_command, with_settings
+from loadtune.api.options import FLAGS, TABLE, check, checked, fixed_of, with_command, with_settings
+from loadtune.errors import UsageError, one_of
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, TuneConfig, WorkloadPart, WorkloadSpec
 
 if TYPE_CHECKING:

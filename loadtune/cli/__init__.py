@@ -1,0 +1,1 @@
+"""The ``loadtune`` command: a module a subcommand."""
