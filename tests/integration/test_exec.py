@@ -133,7 +133,9 @@ import hashlib, os, sys, time
 import spare_rig
 import torch
 from torch.utils.data import DataLoader
+from loadtune.decide import advice
 spare_rig.install()
+advice.MISSED = 0.9  # other tests take the cores of the loop meanwhile; when it stops has a test of its own
 
 def is_enough(number, most):
     if most is None:
