@@ -8,21 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
+from script_rig import FP32, client_of, timed
 
 from loadtune.cli.ending import NO_ANSWER
 from loadtune.errors import TrainingError
-from loadtune.host.machine import choose_device, read_host
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry
-from loadtune.script.process import ScriptProcess
-from loadtune.script.protect import protection_here
 from loadtune.stream.shm_cleanup import is_alive
-from loadtune.training.client import TrainingClient
 
 SCRIPT = """
 import json, os, sys
@@ -81,7 +77,7 @@ elif mode == "fails":
 elif __name__ == "__main__":
     main()
 """
-FP32, BF16 = Recipe(precision="fp32"), Recipe(precision="bf16")
+BF16 = Recipe(precision="bf16")
 
 
 @pytest.fixture
@@ -89,28 +85,14 @@ def script(tmp_path):
     """(Starts a client of the script in this mode, what the script noted)."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    device = choose_device(read_host(), "cpu")
 
     def client(mode):
-        command = (sys.executable, str(path), mode)
-        launch = partial(ScriptProcess, command, protection_here())
-        return TrainingClient(WorkloadSpec(command=command), device, log_path=tmp_path / "log", launch=launch)
+        return client_of((sys.executable, str(path), mode), tmp_path / "log")
 
     def notes():
         return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("[")]
 
     return client, notes
-
-
-def timed(client, size, recipe=FP32, workers=0, num_windows=2):
-    seen = []
-
-    def watch(window):
-        seen.append(window)
-        return len(seen) < num_windows
-
-    config = TrialConfig(loader=LoaderConfig(batch_size=size, num_workers=workers), recipe=recipe)
-    return client.time_training(config, 0.05, watch), seen
 
 
 def test_its_loop_trains_on_batches_that_are_asked_for(script):

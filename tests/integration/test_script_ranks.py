@@ -8,19 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
+from script_rig import FP32, client_of, timed
 
 from loadtune.cli.ending import NO_ANSWER
-from loadtune.host.machine import choose_device, read_host
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.measurement import TrainingRun, TrialFailure
-from loadtune.script.process import ScriptProcess
-from loadtune.script.protect import protection_here
 from loadtune.stream.shm_cleanup import is_alive
-from loadtune.training.client import TrainingClient
 
 SCRIPT = """
 import json, os, sys, time
@@ -68,7 +63,6 @@ for inputs, labels in batches():
     optimizer.step()
     optimizer.zero_grad()
 """
-FP32 = Recipe(precision="fp32")
 LAUNCHER = """
 import os, subprocess, sys
 
@@ -93,26 +87,13 @@ def ranks(tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             command = (sys.executable, str(tmp_path / "launch.py"), str(free.getsockname()[1]), str(path), mode)
-        launch = partial(ScriptProcess, command, protection_here())
-        device = choose_device(read_host(), "cpu")
-        return TrainingClient(WorkloadSpec(command=command), device, log_path=tmp_path / "log", launch=launch)
+        return client_of(command, tmp_path / "log")
 
     def notes():
         found = re.findall(r"\[[01], \d+, \d+\]", (tmp_path / "log").read_text())
         return [json.loads(line) for line in found]
 
     return client, notes
-
-
-def timed(client, size, workers=0, num_windows=2):
-    seen = []
-
-    def watch(window):
-        seen.append(window)
-        return len(seen) < num_windows
-
-    config = TrialConfig(loader=LoaderConfig(batch_size=size, num_workers=workers), recipe=FP32)
-    return client.time_training(config, 0.1, watch), seen
 
 
 @pytest.mark.parametrize("mode", ["even", "loads nothing"])
@@ -123,7 +104,7 @@ def test_all_ranks_train_on_what_is_asked_for_and_start_again_where_one_ends(ran
         assert (facts.dataset_length, facts.num_ranks) == (320, 1 if mode == "loads nothing" else 2)
         for size, workers in ((16, 0), (40, 2)):
             before = len(notes())
-            run, windows = timed(training, size, workers)
+            run, windows = timed(training, size, workers=workers)
             assert isinstance(run, TrainingRun), run
             assert [each.num_samples for each in windows] == [size * each.num_steps for each in windows]
             assert {(0, size), (1, size)} == {tuple(each[:2]) for each in notes()[before:]}
