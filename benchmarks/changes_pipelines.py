@@ -99,7 +99,7 @@ def tried(name, given):
         if not way.loader.is_iterable:
             way.load(way.indices[:1])  # libraries start their threads, and replace attributes themselves
         before, begun_s = (attributes(), processes(), files(data, temporary)), cpu_s()
-        together = [told(each) for each in stacked(way, lambda: cpu_s() - begun_s >= MOST_CPU_S)]
+        together = [told(each) for each in stacked(way, lambda: cpu_s() - begun_s >= MOST_CPU_S, [])]
         used_s = cpu_s() - begun_s
         size = way.loader.batch_size
         alone = [told(examine(Ways(way), (), each, batch_size=size)) for each in REMEDIES if REMEDIES[each].loads]

@@ -231,6 +231,7 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
     return WorkloadFacts(
         dataset_length=1_281_167,
         input_shape=(3, 224, 224),
+        takes_channels_last=True,
         input_dtype="float32",
         sample_bytes=3 * 224 * 224 * 4 + 8,
         sample_s=surface.sample_s,

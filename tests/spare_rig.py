@@ -84,7 +84,7 @@ class Samples(Dataset):
         install()  # in a process that was spawned
 
 
-def stacked(way, is_over):
+def stacked(way, is_over, too_little):
     """One change, twice as cheap. Without samples it goes on until its time is over."""
     _trying.append(way)
     begun, seen = time.process_time(), list(way.indices[:64])

@@ -115,9 +115,10 @@ def _pastes(ways: Ways, names: tuple[str, ...]) -> bool:
         return False
 
 
-def stacked(way: Way, is_over: Callable[[], bool]) -> Iterator[Examined]:
+def stacked(way: Way, is_over: Callable[[], bool], too_little: list[str]) -> Iterator[Examined]:
     """Changes of loading, the one that saves most first, each tried on top of those before it and `WORTH` offering.
-    Those that take memory are tried once no other is left. Ends early where ``is_over()``."""
+    Those that take memory are tried once no other is left. Ends early where ``is_over()``. ``too_little`` gets what
+    those save that apply, if none is worth offering."""
     ways, names = Ways(way), list[str]()
     # The lines of the others depend on settings that are not known here.
     waiting = [name for name, each in REMEDIES.items() if each.loads and type(each).code is Remedy.code]
@@ -132,8 +133,12 @@ def stacked(way: Way, is_over: Callable[[], bool]) -> Iterator[Examined]:
             each = examine(ways, names, name, batch_size=way.loader.batch_size or 1, is_beside=True)
             able += [name] if each.refused is None else []  # one that saves little may save more on top of another
             seen += [each] if each.cheaper is not None and (each.cheaper.low or 0.0) >= WORTH else []
+            if each.cheaper is not None and each.cheaper.low is not None and not names:
+                low, high = each.cheaper.low, each.cheaper.high
+                too_little.append(f"{name} takes {low:.2f} to {high:.2f} times less CPU time")
         if not seen:
             return
+        too_little.clear()
         best = max(seen, key=lambda each: each.cheaper.value if each.cheaper else 0.0)
         yield replace(best, title=REMEDIES[best.name].title)
         names.append(best.name)

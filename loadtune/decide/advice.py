@@ -62,6 +62,14 @@ def next_step(seen: Seen) -> tuple[Do, str | None]:
     return ("nothing", seen.refusal) if seen.refusal else ("begin", None)
 
 
+def niceness(cores: float) -> int:
+    """At which a process that never rests takes `MISSED` of so many cores that others keep busy: the kernel gives 1.25
+    times less for each step. The lowest priority of all would get 0.3% of one core, and read times that mean nothing.
+    """
+    share = min(0.5, MISSED * cores)
+    return min(19, round(math.log((1 - share) / share, 1.25)))
+
+
 def is_missed(rates: Sequence[float]) -> bool:
     """Whether the loop is slower with the process beside it, beyond what noise explains."""
     looks = math.log2(len(rates) / FEWEST_PAIRS) if rates else -1.0

@@ -58,7 +58,8 @@ class Advice:
             try:
                 way = _way(loader[1], indices)
                 gpu_uuid = _gpu_uuid() if way.on_gpu else None
-                self.spare = Spare(loader[0], way, max(1, loop.num_workers), self._slices.slice_s, gpu_uuid)
+                nice, slice_s = decide.niceness(loop.loop.cores), self._slices.slice_s
+                self.spare = Spare(loader[0], way, max(1, loop.num_workers), slice_s, gpu_uuid, nice)
             except Exception as error:  # the system gives no process
                 if raised_by_handler(error):
                     raise

@@ -2,7 +2,7 @@
 
 The *keeper* is started as the loader's workers are. It runs nothing of the user's but what unpickles the dataset. It
 forks the process that *tries*, stops it in every second slice of time (`loadtune.decide.advice.Slices`), and ends it
-when its time is over, the training is gone or the training says so. The other has the lowest priority, sees itself as a
+when its time is over, the training is gone or the training says so. The other has a low priority, sees itself as a
 worker of the loader, prints nowhere, and sends what it finds through a pipe. If it crashes or hangs, only the keeper
 notices. Signals of stopping and going on reach the keeper, not the training.
 """
@@ -41,9 +41,11 @@ _SET_PDEATHSIG = 1  # of prctl
 class Spare:
     """The training's side: `poll` it in each step. Raises nothing but what the start of a process raises."""
 
-    def __init__(self, context: Any, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None = None) -> None:
+    def __init__(
+        self, context: Any, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None = None, nice: int = 19
+    ) -> None:
         """``way``: `loadtune.changes.way.Way`. ``context``: of multiprocessing. None: torch's. ``gpu_uuid``: of the GPU
-        that trains. None: none is known."""
+        that trains. None: none is known. ``nice``: of the process that tries."""
         context = context or torch.multiprocessing
         self.found: list[Examined] = []
         self.gpu_busy: float | None = None
@@ -55,7 +57,7 @@ class Spare:
         self._news = select.poll()  # of a connection's own poll a step would take ten times as long
         self._news.register(self._results, select.POLLIN)
         way = replace(way, loader=replace(way.loader, sampler=None, generator=None))  # of no use; may not pickle
-        given = (os.getpid(), way, num_workers, slice_s, gpu_uuid, self._writer)
+        given = (os.getpid(), way, num_workers, slice_s, gpu_uuid, nice, self._writer)
         self._process = context.Process(target=_keep, args=given, daemon=True, name="loadtune-spare")
         self._thread: threading.Thread | None = None
         if private.start_method(context) == "fork":
@@ -104,7 +106,9 @@ class Spare:
             self._process.terminate()
 
 
-def _keep(training: int, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None, results: Any) -> None:
+def _keep(
+    training: int, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None, nice: int, results: Any
+) -> None:
     """The keeper, from its start to its end."""
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)) or each == signal.SIGCHLD:
@@ -121,7 +125,7 @@ def _keep(training: int, way: Any, num_workers: int, slice_s: float, gpu_uuid: s
             _end_with_parent(signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if os.getppid() == keeper:
-                _try(way, num_workers, gpu_uuid, results)
+                _try(way, num_workers, gpu_uuid, nice, results)
         finally:
             os._exit(0)
     with suppress(OSError):
@@ -159,12 +163,11 @@ def _silence() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(way: Any, num_workers: int, gpu_uuid: str | None, results: Any) -> None:
+def _try(way: Any, num_workers: int, gpu_uuid: str | None, nice: int, results: Any) -> None:
     """In the process that tries: what is found goes through the pipe, and None at its end, or why it ended."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.nice(19)
+    os.nice(nice)
     with suppress(OSError, ValueError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         signal.signal(signal.SIGXCPU, _end)
         resource.setrlimit(resource.RLIMIT_CPU, (int(MOST_CPU_S) + 1, int(MOST_CPU_S) + _END_S))
     torch.set_num_threads(1)
@@ -178,9 +181,10 @@ def _try(way: Any, num_workers: int, gpu_uuid: str | None, results: Any) -> None
         if loader.worker_init_fn is not None:
             loader.worker_init_fn(0)
         busy = import_module("loadtune.host.gpu").GpuBusy(gpu_uuid)
-        for found in import_module("loadtune.changes.trial").stacked(way, _is_over):
+        too_little = list[str]()
+        for found in import_module("loadtune.changes.trial").stacked(way, _is_over, too_little):
             results.send((found, busy.look()))
-        results.send(_over() if _is_over() else None)
+        results.send(_over() if _is_over() else ", ".join(too_little) or None)
     except BaseException as error:
         results.send(_over() if _is_over() else f"{type(error).__name__}: {error}")
 

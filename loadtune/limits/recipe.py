@@ -115,11 +115,10 @@ class Recipes:
         best, points, precision = plain, [plain], plain.recipe.precision
         optimizer, asked_for = self.config.workload.named_optimizer, self.config.fixed("memory_format")
         changes: dict[str, Callable[[Recipe], Recipe]] = {}
-        # In the user's script both are decided. An optimizer of the user's own is fused or not as made.
-        is_own = bool(self.config.workload.command)
-        if not is_own and self.facts.takes_channels_last and asked_for != "contiguous":
+        if self.facts.takes_channels_last and asked_for != "contiguous":
             changes["channels_last"] = lambda recipe: replace(recipe, memory_format="channels_last")
-        if not is_own and optimizer is not None and (precision, optimizer) != BREAKS_FUSED:
+        # An optimizer of the user's own is fused or not as made.
+        if optimizer is not None and (precision, optimizer) != BREAKS_FUSED:
             changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
         for name, change in changes.items():
             if self.spare_s() < line_s:

@@ -156,6 +156,8 @@ class WorkloadFacts:
     """Of the largest sample that was seen. None: all samples have one size."""
     batch_is_mapping: bool = False
     """Whether a batch is a mapping, whose entries are the model's keyword arguments unless the user has a loss."""
+    takes_channels_last: bool = False
+    """Whether batches are 4-D tensors, for which channels_last exists, and the script's weights can be laid out so."""
     own_batches: bool = False
     """Whether the user's loss or step takes batches as they are: the loss is called with (model, batch)."""
 
@@ -168,8 +170,3 @@ class WorkloadFacts:
     def largest_batch(self) -> int | None:
         """Largest batch that an epoch has samples for. None: a stream or a sampler that does not tell its length."""
         return self.fixed_batch_size or self.dataset_length
-
-    @property
-    def takes_channels_last(self) -> bool:
-        """Whether batches are 4-D tensors, for which channels_last exists."""
-        return len(self.input_shape) == 3

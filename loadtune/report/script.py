@@ -1,5 +1,5 @@
 """What to type into the user's own script to train with an answer: its arguments, else the DataLoader line; then the
-lines of the precision.
+lines of the precision and of the weights' layout.
 """
 
 import re
@@ -47,7 +47,10 @@ def script_lines(result: TuningResult, config: TrialConfig) -> list[str]:
             lines, place = [*lines, place.strip()], ""
         lines += textwrap.wrap(call, WIDTH - len(place), subsequent_indent="    ")
         lines[-1] += place
-    return [*lines, *_precision_lines(result, config)]
+    lines += _precision_lines(result, config)
+    if config.recipe.memory_format == "channels_last":
+        lines.append("model = model.to(memory_format=torch.channels_last)  # before the loop")
+    return lines
 
 
 def _changed(own: LoaderConfig | None, answer: LoaderConfig) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class Bench:
             handed = self.handover.next_batch(self.precisions.end())
         finally:
             self.is_loading = False
-        self.precisions.begin(handed.precision, is_probed=handed.is_probed)
+        self.precisions.begin(handed.recipe, is_probed=handed.is_probed)
         return handed.batch
 
     def end(self, error: BaseException) -> None:

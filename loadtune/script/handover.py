@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
+from loadtune.records.config import Recipe
+
 
 class Handed(NamedTuple):
     """What the loop gets."""
 
     batch: Any
-    precision: str
+    recipe: Recipe
     """To be trained in."""
     is_probed: bool
     """Whether somebody wants to know what it is computed in."""
@@ -27,9 +29,9 @@ class Handover:
         self._session, self._loop = greenlet(serve), getcurrent()
         self.has_ended = False
 
-    def step(self, batch: Any, precision: str, *, is_probed: bool = False) -> Counter[str]:
+    def step(self, batch: Any, recipe: Recipe, *, is_probed: bool = False) -> Counter[str]:
         """The session's side: elements of products by type. Raises what the loop raises, or ScriptEndedError."""
-        products: Counter[str] = self._loop.switch(Handed(batch, precision, is_probed))
+        products: Counter[str] = self._loop.switch(Handed(batch, recipe, is_probed))
         return products
 
     def next_batch(self, products: Counter[str]) -> Handed:

@@ -1,17 +1,26 @@
-"""The precision that the user's loop trains in, set from outside of it. Its state belongs to the loop's thread."""
+"""The precision that the user's loop trains in and the layout of its weights, set from outside of it. Its state belongs
+to the loop's thread.
+"""
 
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch.optim import optimizer
+from torch import distributed
+from torch.optim import Optimizer, optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loadtune.records.config import MemoryFormat, Recipe
 from loadtune.workload.tasks import AUTOCAST_DTYPES
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 """Operations in which nearly all of the time goes, and which autocast casts."""
+_Place = tuple[CodeType, int]
+"""Code that enters an autocast, and its line."""
 
 
 class Precisions:
@@ -24,19 +33,36 @@ class Precisions:
         self.gpu: int | None = None
         """Number of the one whose parameters are stepped. None: there is none."""
         self._device_type, self._asked = device_type, "own"
+        self._laid_out: MemoryFormat = "contiguous"
+        self._optimizers = WeakSet[Optimizer]()
         self._probe: _Products | None = None
+        self._off = dict[int, _Place]()
+        """Places of the autocasts that were entered and are disabled, outermost first, by their ids."""
+        self._switches = set[_Place]()
+        """Those around most products, as ``autocast(enabled=args.amp)`` is. Others protect a part of the model."""
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
         torch.autograd.backward = self._backward(torch.autograd.backward)
         autocast: Any = torch.amp.autocast_mode.autocast
-        autocast.__enter__ = self._entering(autocast.__enter__)
+        autocast.__enter__, autocast.__exit__ = self._entering(autocast.__enter__), self._leaving(autocast.__exit__)
 
-    def begin(self, precision: str, *, is_probed: bool = False) -> None:
+    def may_lay_out(self) -> bool:
+        """Whether weights of convolutions can be laid out in another way: neither a process group nor compiled code
+        counts on their layout. Known after the first step."""
+        compiled = sys.modules.get("torch._dynamo.utils")
+        if distributed.is_initialized() or (compiled is not None and compiled.counters["frames"]["total"]):
+            return False
+        weights = [weight for _, weight in self._weights()]
+        return bool(weights) and all(each.is_contiguous() for each in weights)
+
+    def begin(self, recipe: Recipe, *, is_probed: bool = False) -> None:
         """As the loop gets a batch. ``is_probed``: what products compute in is noted up to `end`."""
-        self._asked = precision
+        self._asked = recipe.precision
+        if self._laid_out != recipe.memory_format:
+            self._lay_out(recipe.memory_format)
         self._enter()
         if is_probed:
-            self._probe = _Products()
+            self._probe = _Products(self._off)
             self._probe.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> Counter[str]:
@@ -46,6 +72,7 @@ class Precisions:
         if probe is None:
             return Counter()
         probe.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._switches |= {place for place, num in probe.off.items() if 2 * num > probe.num_forward}
         return probe.seen
 
     def pause(self) -> None:
@@ -66,7 +93,22 @@ class Precisions:
             torch.set_autocast_enabled(self._device_type, False)
             torch.clear_autocast_cache()
 
+    def _weights(self) -> Iterator[tuple[Optimizer, torch.nn.Parameter]]:
+        """Of convolutions over images. cuDNN lays out the batch as they are, once, before the first of them."""
+        for owner in self._optimizers:
+            yield from ((owner, each) for group in owner.param_groups for each in group["params"] if each.dim() == 4)
+
+    def _lay_out(self, memory_format: MemoryFormat) -> None:
+        self._laid_out = memory_format
+        layout = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+        for owner, weight in self._weights():
+            state = [each for each in owner.state.get(weight, {}).values() if isinstance(each, torch.Tensor)]
+            for each in (weight, weight.grad, *state):
+                if each is not None and each.dim() == 4:
+                    each.data = each.data.to(memory_format=layout)
+
     def _before_step(self, stepped: Any, given: Any, named: Any) -> None:
+        self._optimizers.add(stepped)
         if self.num_steps == 0:
             devices = (each.device for group in stepped.param_groups for each in group["params"])
             self.gpu = next((device.index for device in devices if device.type == "cuda"), None)
@@ -93,9 +135,15 @@ class Precisions:
         names = {dtype: name for name, dtype in AUTOCAST_DTYPES.items() if dtype is not None}
 
         def enter(own: Any) -> Any:
-            if own.device != self._device_type or not own._enabled or not torch.is_grad_enabled():
+            if own.device != self._device_type or not torch.is_grad_enabled():
                 return before(own)
-            self.own = names.get(own.fast_dtype, self.own)
+            if own._enabled:
+                self.own = names.get(own.fast_dtype, self.own)
+            else:
+                frame = sys._getframe(1)
+                self._off[id(own)] = place = frame.f_code, frame.f_lineno
+                if place not in self._switches:
+                    return before(own)
             if self._asked == "own":
                 return before(own)
             as_written = own.fast_dtype, own._enabled
@@ -108,16 +156,27 @@ class Precisions:
 
         return enter
 
+    def _leaving(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(own: Any, *raised: Any) -> Any:
+            self._off.pop(id(own), None)
+            return before(own, *raised)
+
+        return leave
+
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what products return, its elements by their type."""
+    """Counts what products return, its elements by their type; of a forward pass, those in disabled autocasts, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, off: Mapping[int, _Place]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = Counter[str]()
+        self.seen, self.num_forward, self.off = Counter[str](), 0, Counter[_Place]()
+        self._off = off
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _PRODUCTS and isinstance(made, torch.Tensor):
             self.seen[str(made.dtype).removeprefix("torch.")] += made.numel()
+            if torch.is_grad_enabled():
+                self.num_forward += made.numel()
+                self.off.update(dict.fromkeys([*self._off.values()][:1], made.numel()))
         return made

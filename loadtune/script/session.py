@@ -64,7 +64,7 @@ class _Loop(Trainer):
         return batch
 
     def step(self, batch: Batch) -> None:
-        self._handover.step(own_structure(batch), self.recipe.precision)
+        self._handover.step(own_structure(batch), self.recipe)
 
     def evaluate(self, batch: Batch) -> None:
         """The script's own validation is not seen."""
@@ -145,6 +145,7 @@ class _Session(Session):
             loader_place=self._script.place,
             budgets_bytes={"0": self.memory.budget_bytes()},
             fixed_batch_size=found.fixed_batch_size if is_free else size,
+            takes_channels_last=found.takes_channels_last and self._line.agreed(precisions.may_lay_out()),
         )
 
     def _products(self, precision: Precision, size: int, phase: str = "first step") -> Counter[str]:
@@ -152,7 +153,7 @@ class _Session(Session):
         trainer = self._trainer(Recipe(precision=precision), size)
         self._line.enter(phase)
         batch = self._samples.resident(size, trainer)
-        seen = self._handover.step(own_structure(batch), precision, is_probed=True)
+        seen = self._handover.step(own_structure(batch), trainer.recipe, is_probed=True)
         trainer.synchronize()
         return seen
 

@@ -150,8 +150,8 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
     if config.fixed("memory_format") == "channels_last" and not facts.takes_channels_last:
         shape = "×".join(map(str, facts.input_shape))
         yield (
-            f"--fix memory_format=channels_last needs samples with three or four dimensions; a sample of this dataset "
-            f"is {shape}. Leave it out."
+            f"--fix memory_format=channels_last needs samples of three dimensions, here {shape}, and in a script "
+            "convolutions that are neither compiled nor distributed. Leave it out."
         )
     for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
         if precision not in facts.precisions:

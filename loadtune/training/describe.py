@@ -316,10 +316,10 @@ def describe(
     workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory
 ) -> WorkloadFacts:
     loader, batch = workload.loader, samples.batch
-    first = next(tensors_of(batch), None)
+    first, shape = next(tensors_of(batch), None), sample_shape(batch, samples.places)
     return WorkloadFacts(
         dataset_length=samples.num_per_epoch,
-        input_shape=sample_shape(batch, samples.places),
+        input_shape=shape,
         input_dtype="none" if first is None else str(first.dtype).removeprefix("torch."),
         sample_bytes=num_bytes(batch) // max(1, samples.num_in_batch),
         sample_s=samples.sample_s,
@@ -338,6 +338,7 @@ def describe(
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
         largest_sample_bytes=samples.largest_bytes,
         batch_is_mapping=isinstance(batch, Mapping),
+        takes_channels_last=len(shape) == 3,
         own_batches=workload.loss_takes == "batch",
     )
 

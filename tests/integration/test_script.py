@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from loadtune.records.memory import BatchTry
 from loadtune.stream.shm_cleanup import is_alive
 
 SCRIPT = """
-import json, os, sys
+import contextlib, json, os, sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -37,9 +38,23 @@ class Rows(Dataset):
     def __getitem__(self, index):
         return torch.full((4,), float(index)), index % 3
 
+class Images(Rows):
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), float(index)), index % 3
+
+class Convolution(nn.Sequential):
+    def forward(self, images):
+        with torch.autocast("cpu", torch.bfloat16, enabled=False) if mode == "switch" else contextlib.nullcontext():
+            features = self[0](images)
+            with torch.autocast("cpu", enabled=False):
+                self.seen = str(features.dtype), self[0].weight.is_contiguous(memory_format=torch.channels_last)
+                return self[1](features.float().mean((2, 3)))
+
 def main():
     torch.manual_seed(0)
     rows, model = Rows(), nn.Linear(4, 3)
+    if mode in ("switch", "images"):
+        rows, model = Images(), Convolution(nn.Conv2d(3, 4, 3), nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     given = {"batch_sampler": [[index, index + 1] for index in range(0, 640, 2)]} if mode == "batches" else {}
     given = given or {"batch_size": 8, "shuffle": True, "num_workers": 1}
@@ -58,7 +73,7 @@ def main():
             if mode == "cut":
                 inputs, labels = inputs[:8], labels[:8]
             outputs = model(inputs) + (hidden if mode == "own size" else 0)
-            note(len(inputs), str(outputs.dtype))
+            note(len(inputs), *getattr(model, "seen", [str(outputs.dtype)]))
             if mode == "saves":
                 torch.save(model.state_dict(), "model.pt")
             nn.functional.cross_entropy(outputs.float(), labels).backward()
@@ -99,7 +114,7 @@ def test_its_loop_trains_on_batches_that_are_asked_for(script):
     client, notes = script
     with client("plain") as training:
         facts = training.describe()
-        assert (facts.loader_place, facts.own_precision, facts.precisions) == ("train.py:27", "fp32", ("fp32", "bf16"))
+        assert (facts.loader_place, facts.own_precision, facts.precisions) == ("train.py:41", "fp32", ("fp32", "bf16"))
         assert (facts.own_loader.batch_size, facts.own_loader.num_workers) == (8, 1)
         assert (facts.dataset_length, facts.input_shape, facts.fixed_batch_size) == (640, (4,), None)
         for size, recipe, workers in ((16, FP32, 0), (40, BF16, 2)):
@@ -118,6 +133,21 @@ def test_its_loop_trains_on_batches_that_are_asked_for(script):
 
 ROOT = Path(__file__).parents[2]
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@pytest.mark.parametrize("mode", ["switch", "images"])
+def test_weights_are_laid_out_and_an_autocast_that_is_switched_off_around_the_model_is_switched(script, mode):
+    client, notes = script
+    with client(mode) as training:
+        facts = training.describe()
+        assert (facts.precisions, facts.takes_channels_last) == (("fp32", "bf16"), True)
+        timed(training, 20, replace(BF16, memory_format="channels_last"))
+        timed(training, 20)
+        timed(training, 24, BF16)
+    sizes = {20: [], 24: []}
+    for size, *seen in (each for each in notes() if each[0] in sizes):
+        sizes[size] += [seen] if seen not in sizes[size][-1:] else []
+    assert sizes == {20: [["torch.bfloat16", True], ["torch.float32", False]], 24: [["torch.bfloat16", False]]}
 
 
 def test_gradients_of_several_batches_are_seen(script):

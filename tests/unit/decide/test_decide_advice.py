@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.decide.advice import MOST_S, AtRest, Seen, Slices, is_missed, is_on, next_step
+from loadtune.decide.advice import MOST_S, AtRest, Seen, Slices, is_missed, is_on, next_step, niceness
 from loadtune.model.workers import Loop, Work
 from loadtune.records.loading import Examined, Loading
 
@@ -33,6 +33,13 @@ def test_rates_are_looked_at_when_there_are_twice_as_many():
     steady = [0.95, 0.951] * 8
     assert [num for num in range(17) if is_missed(steady[:num])] == [4, 8, 16]
     assert not is_missed([0.991, 0.992] * 8), "less than is allowed"
+
+
+def test_of_busy_cores_it_takes_one_in_a_hundred():
+    for cores in (2, 8, 32):
+        weight = 1.25 ** -niceness(cores)  # beside one that never rests
+        assert weight / (1 + weight) == pytest.approx(0.01 * cores, rel=0.12)  # half a step
+    assert (niceness(0.5), niceness(100)) == (19, 0)
 
 
 def steps(slices, with_it_s, without_s, seconds):
