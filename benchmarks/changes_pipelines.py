@@ -30,7 +30,7 @@ import steps
 import torch
 from PIL import Image
 
-from loadtune.changes import REMEDIES
+from loadtune.changes import CHANGES
 from loadtune.changes.trial import Ways, examine, stacked
 from loadtune.changes.way import Way
 from loadtune.inflight.spare import MOST_CPU_S
@@ -102,7 +102,7 @@ def tried(name, given):
         together = [told(each) for each in stacked(way, lambda: cpu_s() - begun_s >= MOST_CPU_S, [])]
         used_s = cpu_s() - begun_s
         size = way.loader.batch_size
-        alone = [told(examine(Ways(way), (), each, batch_size=size)) for each in REMEDIES if REMEDIES[each].loads]
+        alone = [told(examine(Ways(way), (), each, batch_size=size)) for each in CHANGES if CHANGES[each].loads]
         left = [*map(str, (processes() - before[1]) | (files(data, temporary) - before[2]))]
         after = attributes()
         left += [".".join(filter(None, key)) for key, value in before[0].items() if after.get(key) is not value]

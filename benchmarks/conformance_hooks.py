@@ -94,7 +94,6 @@ def force(module):
         is_alone = self.is_stream or self.account.state == "left alone"
         if is_alone or not self.num_delivered or iterator.is_switching or chance.random() > CHANCE:
             return
-        self.shared.trying = None
         note("switches", "forced", name)
         self.clocks = self.clocks or self._read_clocks()
         self._note_draws()

@@ -13,9 +13,9 @@ from cells import Cell
 from peers_child import Answer, Timing
 from processes import Outcome, Slot, python_path
 
-from loadtune.changes import REMEDIES
+from loadtune.changes import CHANGES
 from loadtune.records.config import TrialConfig
-from loadtune.report.store import write_result
+from loadtune.store import write_result
 
 OURS, CHANGED = "ours", "ours-changed"
 """The second comes with the first: it is never asked."""
@@ -109,7 +109,7 @@ def changed_by(run: readme_run.Run) -> Tuned | None:
     found = run.result.remedies
     if found is None or found.config is None:
         return None
-    names = ", ".join(REMEDIES[name].title for name in found.config.remedies)
+    names = ", ".join(CHANGES[name].title for name in found.config.remedies)
     try:
         answer = answer_of(found.config)
     except ValueError as error:

@@ -216,7 +216,7 @@ class Slot:
 
     def used_bytes(self) -> int | None:
         """Of the GPU's memory, by everybody. None: there is no GPU, or its driver does not say."""
-        from loadtune.host.nvml import NvmlDevice
+        from loadtune.host.gpu import NvmlDevice
 
         memory = NvmlDevice(self.device.uuid).value("nvmlDeviceGetMemoryInfo") if self.device.uuid else None
         return None if memory is None else int(memory.total - memory.free)

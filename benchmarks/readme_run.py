@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO
 
 from loadtune import TuningResult, load_result
-from loadtune.report.store import write_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.wording import settings_text
+from loadtune.store import write_result
 from loadtune.units import rate_text
 
 README = Path(__file__).resolve().parents[1] / "README.md"

@@ -8,8 +8,8 @@
 A table is what `tables.py` measured. A trial draws one of the setting's segments. Every way begins with the baseline,
 the row nearest to PyTorch's defaults. It ends with the confirmation: its finalists, three more segments each, the best
 mean wins. *Regret* is how much slower that is than the best of the table. ``loadtune`` is the search of a run, which
-ends when it has seen enough; the others have as many trials as it took in the mean. "Every row once" measures the whole
-table and takes the fastest segment.
+ends when it has seen enough. The others are Optuna's samplers in place of its own, and have as many trials as it took
+in the mean. "Every row once" measures the whole table and takes the fastest segment.
 
 Last, what the model says after six trials of the rows that it has not seen: by how much it misses in the median, and
 how many rates lie within the 95% interval.
@@ -27,14 +27,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from tables import Table
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel, points_at, segments_of
 from loadtune.model.resources import COMPUTE, PRIORS, prior_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
-from loadtune.records.result import Trial
-from loadtune.search.search import Next, Search, model_job
+from loadtune.records.result import Trial, measured_of
+from loadtune.search.sampler import SearchStudy, ThroughputSampler
+from loadtune.search.search import Search, model_job
 from loadtune.search.space import SearchSpace
 
 TABLES = Path(__file__).parent / "measured"
@@ -101,38 +103,43 @@ def search_on(played: Played) -> Search:
     )
 
 
-def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
-    """(Trials, finalists) of one replay."""
-    search, number = search_on(played), 0
-    while number < most and isinstance(asked := search.next(), Next):
-        drawn = chance.choice(played.rates[asked.config])
-        search.trials.append(Trial(number=number, config=asked.config, measurement=drawn, predicted=asked.predicted))
-        number += 1
-    ranked = search.ranked()
-    return number, list(dict.fromkeys(each for each in (*ranked[:2], search.highest(), search.roomiest()) if each))
-
-
 def by_sampler(
-    played: Played, most: int, chance: random.Random, make: Callable[..., optuna.samplers.BaseSampler]
+    played: Played, most: int, chance: random.Random, make: Callable[[Search, int], BaseSampler]
 ) -> tuple[int, list[TrialConfig]]:
-    """Optuna's sampler over the same rows: what it asks for counts as the nearest row."""
-    space = space_of(played)
-    study = optuna.create_study(direction="maximize", sampler=make(seed=chance.randrange(2**31)))
-    study.enqueue_trial({name: axis.index(space.point(played.baseline)[name]) for name, axis in space.axes.items()})
-    seen: dict[TrialConfig, list[float]] = {}
-    for _ in range(most):
-        trial = study.ask()
-        at = {name: trial.suggest_int(name, 0, len(axis) - 1) for name, axis in space.axes.items()}
-        config = min(played.rates, key=lambda row: _distance(space, row, at))
-        rate = chance.choice(played.rates[config]).samples_per_s
-        seen.setdefault(config, []).append(rate)
-        study.tell(trial, rate)
-    return most, sorted(seen, key=lambda config: -statistics.fmean(seen[config]))[:FINALISTS]
+    """(Trials, finalists) of one replay: what the sampler asks for counts as the nearest row. The throughput model ends
+    its search by itself, and its finalists are those that it expects to be best; others' are those that read highest.
+    """
+    search = search_on(played)
+    trials, is_own = search.trials, make is SAMPLERS["loadtune"]
+    sampler = make(search, 0 if is_own else chance.randrange(2**31))
+    study = SearchStudy(search.space, sampler)
+    while len(trials) < most:
+        upcoming = sampler.upcoming() if isinstance(sampler, ThroughputSampler) else None
+        if isinstance(upcoming, str):
+            break
+        config = _nearest_row(played, search.space, study.ask(search.first))
+        drawn, predicted = chance.choice(played.rates[config]), upcoming and upcoming.predicted
+        trials.append(Trial(number=len(trials), config=config, measurement=drawn, predicted=predicted))
+        study.tell(trials[-1])
+    ranked, seen = search.ranked(), dict[TrialConfig, list[float]]()
+    for config, measured in measured_of(trials):
+        seen.setdefault(config, []).append(measured.samples_per_s)
+    highest = sorted(seen, key=lambda config: -statistics.fmean(seen[config]))[:FINALISTS]
+    own = [each for each in (*ranked[:2], search.highest(), search.roomiest()) if each is not None]
+    return len(trials), list(dict.fromkeys(own if is_own else highest))
 
 
-def _distance(space: SearchSpace, row: TrialConfig, at: dict[str, int]) -> float:
-    point = space.point(row)
-    return sum(abs(axis.index(point[name]) - at[name]) / max(1, len(axis) - 1) for name, axis in space.axes.items())
+def _nearest_row(played: Played, space: SearchSpace, asked: TrialConfig) -> TrialConfig:
+    at = space.point(asked)
+
+    def away(row: TrialConfig) -> float:
+        point = space.point(row)
+        return sum(
+            abs(axis.index(point[name]) - axis.index(at[name])) / max(1, len(axis) - 1)
+            for name, axis in space.axes.items()
+        )
+
+    return asked if asked in played.rates else min(played.rates, key=away)
 
 
 def by_cores(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
@@ -146,13 +153,13 @@ def by_cores(played: Played, most: int, chance: random.Random) -> tuple[int, lis
     return 1, [min(played.rates, key=away)]
 
 
-WAYS = {
-    "loadtune": by_loadtune,
-    "TPE": partial(by_sampler, make=partial(optuna.samplers.TPESampler, n_startup_trials=5)),
-    "GP": partial(by_sampler, make=partial(optuna.samplers.GPSampler, n_startup_trials=5)),
-    "random": partial(by_sampler, make=optuna.samplers.RandomSampler),
-    "workers = cores": by_cores,
+SAMPLERS: dict[str, Callable[[Search, int], BaseSampler]] = {
+    "loadtune": lambda search, seed: ThroughputSampler(search),
+    "TPE": lambda search, seed: TPESampler(n_startup_trials=5, seed=seed),
+    "GP": lambda search, seed: GPSampler(n_startup_trials=5, seed=seed),
+    "random": lambda search, seed: RandomSampler(seed),
 }
+WAYS = {name: partial(by_sampler, make=make) for name, make in SAMPLERS.items()} | {"workers = cores": by_cores}
 
 
 def replayed(played: Played, way: str, most: int, seed: int) -> tuple[int, float]:

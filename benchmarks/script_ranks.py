@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from loadtune.report.store import load_result
+from loadtune.store import load_result
 
 SCRIPT = """
 import argparse, os, time

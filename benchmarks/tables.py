@@ -26,7 +26,8 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
-from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
+from loadtune.host.machine import choose_device, machine_probes, read_host
+from loadtune.host.telemetry import Sampler
 from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts

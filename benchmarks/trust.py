@@ -68,7 +68,7 @@ def fsync(descriptor):
     real(descriptor)
 
 os.fsync = fsync
-from loadtune.cli.app import main
+from loadtune.__main__ import main
 main()
 """
 
@@ -318,16 +318,17 @@ def readers(folder):
     """(Name, inputs that can be read, what reads one, errors that are documented) of each."""
     import numpy as np
 
+    from loadtune import export
     from loadtune.api.options import TABLE, check, memory_of, parsed, with_settings
     from loadtune.errors import LoadtuneError, ResultError
-    from loadtune.host import cgroup, gpu, nvml
-    from loadtune.host.cpu import read_cpu_name
-    from loadtune.inflight import account, environment, files
+    from loadtune.host import gpu, usable
+    from loadtune.host.usable import read_cpu_name
+    from loadtune.inflight import account, environment
     from loadtune.records.config import TuneConfig
-    from loadtune.report.forms import FORMS, export
-    from loadtune.report.store import as_json, load_result, read_record
+    from loadtune.report.forms import FORMS
     from loadtune.report.terminal_answer import terminal_answer
     from loadtune.run.state import Resumable
+    from loadtune.store import as_json, load_result, read_record
 
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/unit/host")]
     from test_host_gpu import UUIDS, FakeNvml
@@ -336,15 +337,15 @@ def readers(folder):
     whole = json.loads(stored)
     small = json.dumps(whole | {"trials": whole["trials"][:1], "compute_points": [], "ceilings": []}).encode()
     kept = {
-        "schema_version": 1,
+        "schema_version": whole["schema_version"],
         "config": whole["config"],
         "host": whole["host"],
         "device": whole["device"],
         "version": "0",
     }
     loader = account.Account(name="Rows at train.py:3", own_workers=1, num_workers=3, load_s=0.1, cpu_s=0.1)
-    files.write([loader], folder)
-    flight = (folder / files.RESULT_FILE).read_bytes()
+    account.write_accounts([loader], folder)
+    flight = (folder / account.RESULT_FILE).read_bytes()
 
     def from_file(read, name="given.json"):
         def with_file(content):
@@ -372,11 +373,11 @@ def readers(folder):
         for name in ("proc/self/cgroup", "proc/self/mountinfo", "proc/cpuinfo", "sys/fs/cgroup/memory.stat"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        cgroup.read_cpu_quota(folder)
-        cgroup.read_memory_limits(folder)
+        usable.read_cpu_quota(folder)
+        usable.read_memory_limits(folder)
         read_cpu_name(folder)
         words = content.decode(errors="replace")
-        cgroup.parse_quota(words), cgroup.parse_memory_limit(words), cgroup.parse_counters(words)
+        usable.parse_quota(words), usable.parse_memory_limit(words), usable.parse_counters(words)
 
     def launcher(content):
         words = content.replace(b"\0", b"").decode(errors="replace").encode("utf-8", "replace").decode()
@@ -405,7 +406,7 @@ def readers(folder):
             "nvmlDeviceGetComputeRunningProcesses": [process] * chance.randrange(3),
         }
         given = dict(chance.sample(sorted(answers.items()), 3))
-        asked = nvml.Nvml()
+        asked = gpu.Nvml()
         asked._library = FakeNvml(refusing=chance.sample(sorted(answers), 1), error=chance.randrange(30), **given)
         gpu.read_gpus(asked)
 
@@ -422,8 +423,8 @@ def readers(folder):
         ("run.json", [json.dumps(kept).encode()], read_run, ResultError),
         ("options", words, option, LoadtuneError),
         ("sizes", words, lambda c: memory_of("--memory", c.decode(errors="replace")), LoadtuneError),
-        ("inflight.json", [flight], from_file(files.read), ValueError),
-        ("$LOADTUNE_CACHE", [flight], from_file(files.read_learnt), ()),
+        ("inflight.json", [flight], from_file(account.read_accounts), ValueError),
+        ("$LOADTUNE_CACHE", [flight], from_file(account.read_learnt), ()),
         ("/proc and cgroups", seeds, system, ()),
         ("launcher", [b"3", b"2(x3),1", b"16"], launcher, ()),
         ("NVML", [np.random.default_rng(0).bytes(12) for _ in range(20)], driver, ()),

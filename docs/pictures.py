@@ -143,7 +143,7 @@ def page(result: Path) -> None:
     from PIL import Image  # comes with torchvision
 
     from loadtune import load_result
-    from loadtune.report.page.write import write_page
+    from loadtune.report.page import write_page
 
     sys.path.insert(0, str(IMAGES.parents[1] / "tests"))
     from browser_rig import Browser  # the tests' own way to a browser

@@ -3,18 +3,17 @@
 import sys
 
 from loadtune.cli import ending
-from loadtune.cli import exec as command
+from loadtune.cli.exec import EXEC
 
 
 def main() -> None:
-    """Importing typer takes longer than all that `exec` does, so typer reads only what `read` cannot."""
+    """Importing what the other commands need takes longer than all that `exec` does."""
     ending.lasting_streams()
-    found = command.read(sys.argv[2:]) if sys.argv[1:2] == ["exec"] else None
-    if found is not None:
-        command.exec_(**found)
+    if sys.argv[1:2] == ["exec"]:
+        ending.end_as(EXEC(sys.argv[2:]))
     from loadtune.cli.app import app
 
-    app(prog_name="loadtune")
+    ending.end_as(app(sys.argv[1:]))
 
 
 if __name__ == "__main__":

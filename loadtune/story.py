@@ -1,4 +1,4 @@
-"""The story of a run, one line a stage: from what a run has at its begin to a `TuningResult`, also in its folder."""
+"""The story of a run, one line a stage: from what a run has at its begin to a `Result`, also in its folder."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -6,23 +6,24 @@ from dataclasses import replace
 from loadtune.changes.stack import Stack
 from loadtune.errors import OutOfTimeError, ResultError
 from loadtune.final.confirmation import confirmation
-from loadtune.final.doubts import cached_text, growth_text
 from loadtune.model.answers import bottleneck
-from loadtune.records.answer import finalist_of
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.result import Finalist, TuningResult
-from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, write_result
+from loadtune.records.result import Finalist, Result, finalist_of
+from loadtune.report.notes import cached_text, cautions, growth_text, line
+from loadtune.report.page import PAGE_FILE, write_page
 from loadtune.run.measure import Run
 from loadtune.run.state import Journal, State
 from loadtune.search.calibration import calibrate, restore, search_space, start, verify_memory
-from loadtune.search.search import Search, changes, hung, model_job, study
+from loadtune.search.search import Search, model_job
+from loadtune.search.study import changes, hung, study
+from loadtune.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, write_result
 from loadtune.units import seconds_text
 
 
-def tune_on(run: Run, *, resume: bool = False) -> TuningResult:
+def tune_on(run: Run, *, resume: bool = False) -> Result:
     """`tune` over any training, sensor and clock: with the fakes of the tests it runs in a second."""
     state, journal, folder = run.state, run.journal, run.journal.folder
+    journal.line, journal.cautions = line, cautions
     with owned(folder):
         run.training.until_s = run.budget.clock() + run.budget.left_s
         if resume:
@@ -103,7 +104,7 @@ def ended_text(state: State, journal: Journal, end: OutOfTimeError) -> str:
     return f"{ended} in the {stage}. A larger --time-budget lets the run finish"
 
 
-def _keep(state: State, journal: Journal) -> TuningResult:
+def _keep(state: State, journal: Journal) -> Result:
     """Write the page, then the result, with what there is to say of the page. An answer is on the disk before both; one
     of before the run was resumed stands where there is no other."""
     measured, sample_bytes = [each for _, each in state.timed], state.facts.sample_bytes if state.facts else 0

@@ -18,7 +18,7 @@ from loadtune.api.objects import Job, pack_job
 from loadtune.footprint.account import Event, Mark
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.records.config import WorkloadSpec
-from loadtune.records.footprint import block_bytes
+from loadtune.records.memory import block_bytes
 
 WORKSPACE_BYTES = 3 << 20
 KEPT_BYTES = 1 << 20
@@ -59,6 +59,9 @@ class Decides(Blocks):
     def forward(self, images):
         return super().forward(images if images.sum() > 0 else -images)
 
+
+RATED = [(torch.zeros(3, 8, 8), 0.5)] * 4
+"""Samples whose targets are no classes."""
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
 

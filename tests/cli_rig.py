@@ -1,6 +1,7 @@
 """`python -m loadtune` as a real process, so started that whatever it leaves behind is found."""
 
 import ctypes
+import io
 import os
 import shutil
 import signal
@@ -8,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import psutil
-from typer.testing import CliRunner
 
 from loadtune.cli.app import app
 
@@ -145,9 +147,28 @@ def _folder(path):
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class Invoked:
+    """What a command in this process printed, and its exit code."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self):
+        return self.stdout + self.stderr
+
+
 def invoke(*words):
-    """The command in this process, on a terminal of 80 columns."""
-    return CliRunner(env={"COLUMNS": "80"}).invoke(app, words, prog_name="loadtune")
+    """The command in this process, on a terminal of 80 columns. Raises what is no error of ours."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with mock.patch.dict(os.environ, COLUMNS="80"), redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            code = app(words)
+        except SystemExit as end:
+            code = end.code
+    return Invoked(code, stdout.getvalue(), stderr.getvalue())
 
 
 def files_below(folder):

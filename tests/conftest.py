@@ -45,10 +45,11 @@ def in_thread(monkeypatch):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """The training process is forked from this one: for what is not about a new interpreter."""
+    """The training process, or script, is forked from this one: for what is not about a new interpreter."""
     from forked import PROCESSES
 
-    monkeypatch.setattr("loadtune.training.process.subprocess", PROCESSES)
+    for module in ("training", "script"):
+        monkeypatch.setattr(f"loadtune.{module}.process.subprocess", PROCESSES)
 
 
 @pytest.fixture

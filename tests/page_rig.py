@@ -11,18 +11,18 @@ from loadtune.records.result import (
     Bottleneck,
     Resource,
     ResourceLimit,
+    Result,
     RooflinePoint,
     Trial,
-    TuningResult,
 )
-from loadtune.report.store import load_result
 from loadtune.statistics.interval import Interval
+from loadtune.store import load_result
 
 GOLDEN = Path(__file__).parent / "golden" / "result.json"
 NASTY = "<script>alert(1)</script>"
 
 
-def golden() -> TuningResult:
+def golden() -> Result:
     """Everything a report can show is in it."""
     return load_result(GOLDEN)
 
@@ -45,7 +45,7 @@ def measured(number: int, rate: float, settings: TrialConfig) -> Trial:
     return Trial(number=number, config=settings, measurement=found, predicted=Interval(value=rate))
 
 
-def with_trials(count: int) -> TuningResult:
+def with_trials(count: int) -> Result:
     """The golden result with other trials: a tenth failed; speed comes from the workers alone."""
     chance = random.Random(0)
     trials = []
@@ -69,7 +69,7 @@ def about(value: float, half: float = 0.08) -> Interval:
     return Interval(value=value, low=value * (1 - half), high=value * (1 + half))
 
 
-def explained(**more: object) -> TuningResult:
+def explained(**more: object) -> Result:
     """The golden result, its winner limited by pinning: 450 samples/s a worker, 4,200 pinned, 6,000 on the GPU.
 
     Without changes of the code.
@@ -98,13 +98,13 @@ def explained(**more: object) -> TuningResult:
     return replace(golden(), bottleneck=replace(found, **more), remedies=None)
 
 
-def named(name: str, result: TuningResult) -> TuningResult:
+def named(name: str, result: Result) -> Result:
     """The same of a dataset with this name."""
     workload = replace(result.config.workload, dataset=name)
     return replace(result, config=replace(result.config, workload=workload), notes=(name,))
 
 
-def cut_short() -> TuningResult:
+def cut_short() -> Result:
     """Interrupted before anything was measured."""
     return replace(
         golden(), cut_short="interrupted by Ctrl-C", trials=(), finalists=(), ceilings=(), compute_points=(),
@@ -126,7 +126,7 @@ def on_cpu(spec=None, *, fused=False, optimizer="sgd", **facts):
     )
 
 
-def of_script(command: str, **facts: object) -> TuningResult:
+def of_script(command: str, **facts: object) -> Result:
     """The golden result, as if this command had been tuned: with the plain recipe of each precision."""
 
     def plain(found):

@@ -6,19 +6,34 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import optuna.storages._rdb.storage
 import pytest
 from fakes import FakeSensor, FakeTraining, fake_host
 
 from loadtune import __version__
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.records.telemetry import Progress
 from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.seams import Listener
 from loadtune.story import tune_on
+
+_Versions = optuna.storages._rdb.storage._VersionManager
+_read_versions, _versions = _Versions._create_alembic_script, list[Any]()
+
+
+def _once(self: Any) -> Any:
+    """Optuna reads all versions of its tables for each study, a fifth of a run. Here it does for the first one."""
+    if not _versions:
+        _versions.append(_read_versions(self))
+    return _versions[0]
+
+
+_Versions._create_alembic_script = _once
 
 ALL_TRIALS = TuneConfig(num_trials=3)
 """Few enough that the search ends with the last of them, and leaves a resumed run none. What a run takes where a test
@@ -37,7 +52,7 @@ def tune_fake(
     host_now: Callable[[], HostFacts] | None = None,
     resume: bool = False,
     sensor: FakeSensor | None = None,
-) -> TuningResult:
+) -> Result:
     sensor, clock = sensor or FakeSensor(training.clock), training.clock
     config, host = config or ALL_TRIALS, host or fake_host()
     host_now = host_now or (lambda: host)
@@ -46,22 +61,20 @@ def tune_fake(
 
 
 @cache
-def _finished() -> tuple[Path, TuningResult]:
+def _finished() -> tuple[Path, Result]:
     folder = Path(tempfile.mkdtemp(prefix="finished-"))
     atexit.register(shutil.rmtree, folder)
     return folder, tune_fake(FakeTraining(), folder)
 
 
-def finished(folder: Path) -> TuningResult:
+def finished(folder: Path) -> Result:
     """A run of `ALL_TRIALS`, made once for all tests and copied into `folder`."""
     made, result = _finished()
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return result
 
 
-def resumed(
-    folder: Path, config: TuneConfig | None = None, training: FakeTraining | None = None, **given
-) -> TuningResult:
+def resumed(folder: Path, config: TuneConfig | None = None, training: FakeTraining | None = None, **given) -> Result:
     return tune_fake(training or FakeTraining(seed=1), folder, config, resume=True, **given)
 
 

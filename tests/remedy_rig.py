@@ -1,4 +1,4 @@
-"""Small jobs that remedies are applied to, and batches as they are trained on, with a remedy and without it."""
+"""Small jobs whose code is changed, and batches as they are trained on, with a change and without it."""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import FakeData, ImageFolder
 
-from loadtune.changes import REMEDIES, Situation, in_order
+from loadtune.changes import CHANGES, Situation, in_order
 from loadtune.changes.trial import Ways
 from loadtune.changes.way import Way
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
@@ -109,14 +109,14 @@ def way_of(job: Workload, *, on_gpu: bool = True) -> Way:
 
 
 def lines_of(name: str, job: Workload, *before: str, **given: Any) -> str:
-    """The lines to paste for this remedy on top of others; what they leave to the user (``...``) is left out."""
-    remedy, ways = REMEDIES[name], Ways(way_of(job))
-    seen = Examined(name=name, code=remedy.own_code(ways.way(in_order(before)), ways.way(in_order((*before, name)))))
-    return remedy.code(situation(**given), seen).replace(", ...)", ")")
+    """The lines to paste for this change on top of others; what they leave to the user (``...``) is left out."""
+    change, ways = CHANGES[name], Ways(way_of(job))
+    seen = Examined(name=name, code=change.own_code(ways.way(in_order(before)), ways.way(in_order((*before, name)))))
+    return change.code(situation(**given), seen).replace(", ...)", ")")
 
 
 def job_with(job: Workload, *names: str) -> Workload:
-    """With these remedies, in the order in which they are applied."""
+    """With these changes, in the order in which they are applied."""
     way = Ways(way_of(job)).way(in_order(names))
     return replace(job, loader=way.loader, on_device=way.on_device)
 

@@ -119,7 +119,7 @@ def spare(trouble=None, method=None, indices=range(64), **of_loader):
 
     loader = DataLoader(Samples(trouble=trouble), 8, num_workers=2, multiprocessing_context=method, **of_loader)
     way = Way(loader=LoaderParts.of(loader), indices=indices)
-    return Spare(loader.multiprocessing_context, way, 2, 0.1)
+    return Spare(way, 2, 0.1)
 
 
 def below(pid: int) -> set[int]:

@@ -1,26 +1,8 @@
-"""A study on disk with one trial of each kind, told as a run tells it; and what one run measured."""
+"""Trials of one kind each, and what one run measured."""
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.records.result import Trial
-from loadtune.search.space import SearchSpace
-from loadtune.search.study import OptunaStudy
-
-
-def begun_study(folder):
-    """Number 0 was measured, 1 cannot run."""
-    space = SearchSpace(
-        batch_sizes=(16, 32, 64),
-        num_workers=(0, 2),
-        pin_memory=(False, True),
-        recipes={"fp32": Recipe()},
-        ceilings={"fp32": 64},
-    )
-    measured, failed = [*space.modelled()][:2]
-    study = OptunaStudy(space, [trial(0, 900.0, measured), trial(1, None, failed)])
-    study.write(folder / "study.db")
-    return study
-
 
 CONFIG = TrialConfig(loader=LoaderConfig(batch_size=16), recipe=Recipe())
 

@@ -42,19 +42,6 @@ class SlowImages(Images):
         return super().__getitem__(index)
 
 
-class PacedImages(Images):
-    """20 ms a sample on average, also on a machine that is busy with others: a delay below 0.3 s is made up for."""
-
-    def __init__(self):
-        self._due_s = 0.0
-
-    def __getitem__(self, index):
-        now_s = time.monotonic()
-        self._due_s = self._due_s + 0.02 if self._due_s > now_s - 0.3 else now_s
-        time.sleep(max(0.0, self._due_s - now_s))
-        return super().__getitem__(index)
-
-
 class RunsProcesses(Images):
     """A decoder that is a process of its own: one for each sample, which takes 30 ms of CPU time."""
 

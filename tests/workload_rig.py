@@ -6,9 +6,8 @@ from typing import Any
 from torch import nn
 
 from loadtune.records.config import WorkloadSpec
-from loadtune.workload.build import Workload
+from loadtune.workload.build import Workload, class_loss
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
-from loadtune.workload.tasks import class_loss
 
 
 def workload_of(

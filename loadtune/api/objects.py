@@ -1,12 +1,11 @@
 """A training job that was given as objects in Python: checked, named and packed for the training process."""
 
-import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from loadtune.api.options import FLAGS, TABLE, check, checked, fixed_of, with_command, with_settings
+from loadtune.api.options import checked, fixed_of, with_settings
 from loadtune.errors import UsageError, one_of
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, TuneConfig, WorkloadPart, WorkloadSpec
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 _TRAINING_MAIN = "loadtune.training.__main__"
-_PARTS: tuple[WorkloadPart, ...] = get_args(WorkloadPart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +40,10 @@ class Job:
     precision: Precision | None = None
     """The baseline's. None: fp32."""
 
-
-def asked(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[TuneConfig, LiveObjects | None]:
-    """What `tune` was called with: a checked config, and the objects packed. Raises UsageError.
-
-    ``parts``: of a `Job`, or one as loader. ``settings``: keywords of the table of options.
-    """
-    others = {name: part for name, part in parts.items() if name != "loader"}
-    config = config_of("tune", settings, FLAGS)
-    job = job_of("tune", parts["loader"], others, parts)
-    spec, objects = pack_job(config.workload, job)
-    yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
-    return check(replace(config, workload=spec, yours=yours), {*settings, *_given(job)}), objects
-
-
-def asked_command(command: Sequence[str | os.PathLike[str]], settings: Mapping[str, Any]) -> TuneConfig:
-    """What `tune_command` was called with: a checked config. Raises UsageError."""
-    if isinstance(command, str | os.PathLike) or not all(isinstance(each, str | os.PathLike) for each in command):
-        raise UsageError(f"the command is {command!r}; it must be a list of words, such as ['python', 'train.py'].")
-    names = [row.name for row in TABLE if row.owner is not WorkloadSpec]
-    config = with_command(config_of("tune_command", settings, names), [os.fspath(word) for word in command])
-    return check(config, settings)
+    @property
+    def parts(self) -> dict[WorkloadPart, Any]:
+        """Those that are given, by name."""
+        return {name: getattr(self, name) for name in get_args(WorkloadPart) if getattr(self, name) is not None}
 
 
 def config_of(function: str, settings: Mapping[str, Any], names: Collection[str]) -> TuneConfig:
@@ -89,16 +70,12 @@ def job_of(function: str, first: object, others: Mapping[str, Any], parts: Mappi
         )
     job = first if isinstance(first, Job) else Job(**parts)
     for kind, names in (("data", ("loader", "dataset")), ("model", ("model",))):
-        if not _given(job).keys() & set(names):
+        if not job.parts.keys() & set(names):
             raise UsageError(
                 f"{function} was given no {kind}. Pass {' or '.join(names)}, as an object or by the path of a function"
                 " that returns it."
             )
     return job
-
-
-def _given(job: Job) -> dict[WorkloadPart, Any]:
-    return {name: getattr(job, name) for name in _PARTS if getattr(job, name) is not None}
 
 
 def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> tuple[WorkloadSpec, LiveObjects | None]:
@@ -107,13 +84,13 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
     ``shapes``: the ``input_shape`` of random samples. Raises UsageError for what cannot be used.
     """
     _check_objects(job)
-    names: dict[str, Any] = {name: part for name, part in _given(job).items() if isinstance(part, str)}
-    given = {name: part for name, part in _given(job).items() if name not in names}
+    names: dict[str, Any] = {name: part for name, part in job.parts.items() if isinstance(part, str)}
+    given = {name: part for name, part in job.parts.items() if name not in names}
     spec = replace(spec, **names, accumulate=job.accumulate if job.accumulate != 1 else spec.accumulate)
     parts: dict[str, Any] = given | {name: shape for name, shape in shapes.items() if shape is not None}
     if not parts:
         return spec, None
-    from loadtune.workload.build import pack_parts
+    from loadtune.workload.user_code import pack_parts
 
     if is_loader(job.loader):
         from loadtune.workload.loaders import LoaderParts
@@ -154,7 +131,7 @@ _ALLOWED: dict[WorkloadPart, str] = {
 
 
 def _check_objects(job: Job) -> None:
-    for name, part in _given(job).items():
+    for name, part in job.parts.items():
         if isinstance(part, str) or callable(part) or (name == "loader" and is_loader(part)):
             continue
         readable = hasattr(part, "__getitem__") or (hasattr(part, "__iter__") and not hasattr(part, "__next__"))

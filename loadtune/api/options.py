@@ -233,7 +233,7 @@ _IN_A_SCRIPT = (
 )
 _RULED_OUT = (
     ("command", _IN_A_SCRIPT, "the script already has its data, model and training step"),
-    ("command", ("remedies", "--fix memory_format"), "a script is tuned with its own code and memory format"),
+    ("command", ("remedies",), "a script is tuned with its own code"),
     ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
 )
 
@@ -264,12 +264,13 @@ def _check_together(config: TuneConfig, given: Collection[str]) -> None:
 # In Python
 
 
+_NAMED = re.compile(rf"({'|'.join(FLAGS.values())})(?![a-z-])( FILE\.py:(?=\w))?")
+
+
 def in_python(text: str) -> str:
     """With the keywords of `tune` in place of the command line's options."""
-    for name, flag in FLAGS.items():
-        text = re.sub(rf"{flag} FILE\.py:(?=\w)", f"{name}=", text)
-        text = re.sub(rf"{flag}(?![a-z-])", name, text)
-    return text
+    names = {flag: name for name, flag in FLAGS.items()}
+    return _NAMED.sub(lambda found: names[found[1]] + ("=" if found[2] else ""), text)
 
 
 @contextmanager

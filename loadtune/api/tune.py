@@ -5,25 +5,28 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.api.objects import Job, asked, asked_command, refuse_recursion
-from loadtune.api.options import in_python, python_names
+from loadtune.api.adopt import TuningResult
+from loadtune.api.objects import Job, config_of, job_of, pack_job, refuse_recursion
+from loadtune.api.options import FLAGS, TABLE, check, in_python, python_names, with_command
 from loadtune.errors import UsageError
-from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
-from loadtune.records.config import LiveObjects, TuneConfig
-from loadtune.records.result import TuningResult
+from loadtune.host.machine import choose_device, machine_probes, read_host
+from loadtune.host.telemetry import Sampler
+from loadtune.records.config import LiveObjects, TuneConfig, WorkloadSpec
+from loadtune.records.result import Result
 from loadtune.report.live import LiveDisplay
-from loadtune.report.store import LOG_FILE, RUN_FILE, run_folder
-from loadtune.report.wording import warning
+from loadtune.report.sentences import warning
 from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.script.process import ScriptProcess
 from loadtune.script.protect import protection_here
 from loadtune.seams import Listener
+from loadtune.store import LOG_FILE, RUN_FILE, run_folder
 from loadtune.story import tune_on
 from loadtune.training.client import TrainingClient
 from loadtune.units import plain
@@ -69,11 +72,15 @@ def tune(
     user can correct, OutOfTimeError where time ended before anything was measured.
     """
     refuse_recursion("loadtune.tune")
-    parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
-    parts |= {"loss": loss, "optimizer": optimizer}
+    others = {"dataset": dataset, "collate": collate, "model": model, "loss": loss, "optimizer": optimizer}
     with python_names():
-        found, objects = asked(parts, settings)
-        return tune_config(found, _given_folder(folder, resume), listener, objects=objects, resume=resume)
+        config = config_of("tune", settings, FLAGS)
+        job = job_of("tune", loader, others, {"loader": loader, **others})
+        spec, objects = pack_job(config.workload, job)
+        yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
+        config = check(replace(config, workload=spec, yours=yours), {*settings, *job.parts})
+        where = _given_folder(folder, resume)
+        return TuningResult.of(tune_config(config, where, listener, objects=objects, resume=resume))
 
 
 def tune_command(
@@ -94,8 +101,12 @@ def tune_command(
     `tune` go before them. `folder`, `listener`, `resume`, errors and the result are those of `tune`.
     """
     with python_names():
-        config = asked_command(command, settings)
-        return tune_config(config, _given_folder(folder, resume), listener, resume=resume)
+        if isinstance(command, str | os.PathLike) or not all(isinstance(each, str | os.PathLike) for each in command):
+            raise UsageError(f"the command is {command!r}; it must be a list of words, such as ['python', 'train.py'].")
+        names = [row.name for row in TABLE if row.owner is not WorkloadSpec]
+        config = with_command(config_of("tune_command", settings, names), [os.fspath(word) for word in command])
+        where = _given_folder(folder, resume)
+        return TuningResult.of(tune_config(check(config, settings), where, listener, resume=resume))
 
 
 def _given_folder(folder: str | os.PathLike[str] | None, resume: bool) -> Path | None:
@@ -111,7 +122,7 @@ def tune_config(
     *,
     objects: LiveObjects | None = None,
     resume: bool = False,
-) -> TuningResult:
+) -> Result:
     """`tune` of a config that was checked."""
     host = read_host()
     device = choose_device(host, config.device)

@@ -1,3 +1,3 @@
 """Changes of the user's code, outside of DataLoader's arguments."""
 
-from loadtune.changes.remedies import REMEDIES, NotApplicableError, Remedy, Situation, in_order
+from loadtune.changes.change import CHANGES, Change, NotApplicableError, Situation, in_order

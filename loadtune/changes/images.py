@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from loadtune.changes import patterns
-from loadtune.changes.remedies import NotApplicableError
+from loadtune.changes.change import NotApplicableError
 from loadtune.changes.replaced import Seen
 from loadtune.changes.transforms import (
     Found,
@@ -164,17 +164,10 @@ def read(path):
         image.draft("RGB", ({size}, {size}))
         return image.convert("RGB")
 """
-
-_DRAFT_TENSORS = """\
-import torch
-from PIL import Image
-from torchvision.transforms import v2
-
-def read(path):
-    with Image.open(path) as image:
-        image.draft("RGB", ({size}, {size}))
-        return v2.functional.pil_to_tensor(image.convert("RGB"))
-"""
+_IMPORTS = "import torch\nfrom PIL import Image\nfrom torchvision.transforms import v2"
+_DRAFT_TENSORS = _DRAFT.replace("from PIL import Image", _IMPORTS).replace(
+    'image.convert("RGB")', 'v2.functional.pil_to_tensor(image.convert("RGB"))'
+)
 
 _KEPT = """\
 import numpy as np

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.transforms import functional as v1
 
-from loadtune.changes.remedies import FARTHEST, NotApplicableError
+from loadtune.changes.change import FARTHEST, NotApplicableError
 from loadtune.changes.way import Changed, Way
 
 _WIDTH, _HEIGHT = 96, 72

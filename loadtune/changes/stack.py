@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, in_order, num_examined
+from loadtune.changes.change import CHANGES, FEWEST_EXAMINED, Change, Situation, in_order, num_examined
 from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel, points_at
 from loadtune.model.resources import Job, Points
@@ -46,13 +46,13 @@ class Step:
     """Gain on top of those before it. None: not known."""
 
     @property
-    def remedy(self) -> Remedy:
-        return REMEDIES[self.seen.name]
+    def change(self) -> Change:
+        return CHANGES[self.seen.name]
 
     @property
     def changes(self) -> str:
         """What changes for training, and how samples differ."""
-        differs = [self.remedy.changes] if self.remedy.changes != "nothing" else []
+        differs = [self.change.changes] if self.change.changes != "nothing" else []
         differs += [self.seen.values.text] if self.seen.values else []
         return "; ".join(differs) or "nothing"
 
@@ -60,7 +60,7 @@ class Step:
 def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialConfig | None:
     """The configuration with these changes, one on top of the other. None: one is nothing at these settings."""
     for name in names:
-        offered = REMEDIES[name].offer(replace(at, config=config))
+        offered = CHANGES[name].offer(replace(at, config=config))
         if offered is None:
             return None
         config = replace(offered, remedies=in_order((*config.remedies, name)))
@@ -69,12 +69,12 @@ def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialCo
 
 def job_with(step: Step, job: Job, at: Situation) -> Job:
     """With one more change."""
-    config = applied([step.remedy.name], at.config, at) or at.config
+    config = applied([step.change.name], at.config, at) or at.config
     curve = tuple(
         (size, seconds / (step.compute_gain or 1.0)) for size, seconds in job.compute.get(config.precision, ())
     )
     compute = {**job.compute, config.precision: curve} if curve else job.compute
-    return step.remedy.job(replace(job, compute=compute), step.seen)
+    return step.change.job(replace(job, compute=compute), step.seen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Stack:
     @property
     def names(self) -> list[str]:
         """In the order in which they were stacked."""
-        return [step.remedy.name for step in self.steps]
+        return [step.change.name for step in self.steps]
 
     @property
     def codes(self) -> dict[str, Callable[[TrialConfig], TrialConfig | None]]:
@@ -123,10 +123,10 @@ class Stack:
         """Each with its lines to paste at these settings, before the final has said what it gains."""
         return tuple(
             TriedRemedy(
-                name=step.remedy.name,
-                title=step.remedy.title,
+                name=step.change.name,
+                title=step.change.title,
                 changes=step.changes,
-                code=step.remedy.code(replace(self.at, config=config), step.seen),
+                code=step.change.code(replace(self.at, config=config), step.seen),
                 predicted=step.predicted,
                 reason="the run ended before the confirmation",
             )
@@ -135,8 +135,8 @@ class Stack:
 
     def build(self) -> None:
         """Stack changes as long as another one is worth trying."""
-        names = [name for name in REMEDIES if self._applies(name)]
-        sample_s, loads = self.at.facts.sample_s, sum(REMEDIES[name].loads for name in names)
+        names = [name for name in CHANGES if self._applies(name)]
+        sample_s, loads = self.at.facts.sample_s, sum(CHANGES[name].loads for name in names)
         loading_s = 2 * sample_s * (2 * FEWEST_EXAMINED + 2 * num_examined(sample_s)) * loads
         self.is_short = OF_LEFT * self.left_s() < EXAMINE_S + loading_s
         if self.is_short:
@@ -147,12 +147,12 @@ class Stack:
             expected = {name: gains[name].expected_gain if name in gains else 0.0 for name in waiting}
             best = max(
                 expected,
-                key=lambda name: (expected[name] >= WORTH_TRYING and not REMEDIES[name].keeps, expected[name]),
+                key=lambda name: (expected[name] >= WORTH_TRYING and not CHANGES[name].keeps, expected[name]),
             )
             if not self.tries_all and expected[best] < WORTH_TRYING:
                 return
             step = waiting.pop(best)
-            is_to_time = not step.remedy.loads and step.compute_gain is None
+            is_to_time = not step.change.loads and step.compute_gain is None
             if step.height < len(self.steps) or is_to_time:
                 waiting |= self._examined_alone(best)
                 continue
@@ -175,7 +175,7 @@ class Stack:
     def _examined_alone(self, name: str) -> dict[str, Step]:
         """On top of what is stacked now, a changed recipe timed without a loader. Empty: it cannot be used there."""
         found = self._examined([name])
-        if not found or found[name].remedy.loads:
+        if not found or found[name].change.loads:
             return found
         changed, before = applied([*self.names, name], self.at.config, self.at), self.config.recipe
         assert changed is not None

@@ -6,25 +6,24 @@ interval. What it does to values is compared under equal random states, and on i
 
 import copy
 import math
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from loadtune.changes.change import CHANGES, FEWEST_EXAMINED, Change, NotApplicableError, in_order, num_examined
 from loadtune.changes.others import Opens
-from loadtune.changes.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.changes.way import Way, few_of
-from loadtune.host.processes import scheduled_s
+from loadtune.host.processes import loading_s
 from loadtune.records.loading import Examined, Loading, Values
 from loadtune.statistics.interval import Interval, around_ratio, t
 from loadtune.workload.batches import Batch, map_tensors, num_bytes, tensors_of
-from loadtune.workload.samples import one_thread
+from loadtune.workload.loaders import one_thread
 from loadtune.workload.user_code import last_line
 
 MOST_PARTS = 32
@@ -56,7 +55,7 @@ class Ways:
         """Raises NotApplicableError."""
         names = tuple(names)
         if names not in self._made:
-            self._made[names] = REMEDIES[names[-1]].apply(self.way(names[:-1]))
+            self._made[names] = CHANGES[names[-1]].apply(self.way(names[:-1]))
         return self._made[names]
 
 
@@ -73,16 +72,16 @@ def examine(
     """A change on top of those before it. ``batch_size``: of the job, for batches that are not too small to time.
     ``device``: where values are compared, as they are trained on. ``is_beside``: a training runs beside it, so that CPU
     seconds are scarce, and of others it gets few."""
-    remedy = REMEDIES[name]
+    change = CHANGES[name]
     pulse()
     try:
         one = ways.way(in_order(before))
-        if remedy.loads and (one.loader.batches_are_ready or one.loader.is_iterable or not len(one.indices)):
+        if change.loads and (one.loader.batches_are_ready or one.loader.is_iterable or not len(one.indices)):
             return Examined(name=name, refused="its samples are not read one by one, by their indices")
         other = ways.way(in_order((*before, name)))
-        found = _Trial(remedy, one, other, batch_size, device, pulse, is_beside).run() if remedy.loads else {}
-        is_whole = remedy.loads and _pastes(ways, (*in_order(before), name))
-        return Examined(name=name, code=remedy.own_code(one, other, is_whole=is_whole), **found)
+        found = _Trial(change, one, other, batch_size, device, pulse, is_beside).run() if change.loads else {}
+        is_whole = change.loads and _pastes(ways, (*in_order(before), name))
+        return Examined(name=name, code=change.own_code(one, other, is_whole=is_whole), **found)
     except NotApplicableError as error:
         return Examined(name=name, refused=str(error))
     except Exception as error:  # what is wrong with one change is no end of the run
@@ -96,13 +95,13 @@ def _pastes(ways: Ways, names: tuple[str, ...]) -> bool:
     try:
         for at, name in enumerate(names):
             parts = [replace(ways.way(in_order(names[:num])), num_samples=FEWEST_EXAMINED) for num in (at, at + 1)]
-            lines = REMEDIES[name].own_code(parts[0], parts[1])
+            lines = CHANGES[name].own_code(parts[0], parts[1])
             of_dataset = lines.partition("# once, before")[0].partition("# in the training loop")[0]
             exec(of_dataset, defined)  # noqa: S102 - lines of our own
         pasted, opens = way.with_parts(dataset=defined["dataset"]), Opens()
         watched = pasted.with_how(others=(opens,))
         few, batches = few_of(way.indices, FEWEST_EXAMINED), []
-        if keeps := REMEDIES[names[-1]].keeps:
+        if keeps := CHANGES[names[-1]].keeps:
             pasted.load(few)
         opens_none = keeps or (way.how.tensors and not way.how.others)
         for each in (way, watched if opens_none else pasted):
@@ -121,13 +120,13 @@ def stacked(way: Way, is_over: Callable[[], bool], too_little: list[str]) -> Ite
     those save that apply, if none is worth offering."""
     ways, names = Ways(way), list[str]()
     # The lines of the others depend on settings that are not known here.
-    waiting = [name for name, each in REMEDIES.items() if each.loads and type(each).code is Remedy.code]
+    waiting = [name for name, each in CHANGES.items() if each.loads and type(each).code is Change.code]
     while waiting:
         able, seen = list[str](), list[Examined]()
-        for name in sorted(waiting, key=lambda name: REMEDIES[name].keeps):
+        for name in sorted(waiting, key=lambda name: CHANGES[name].keeps):
             if is_over():
                 return
-            if seen and REMEDIES[name].keeps:
+            if seen and CHANGES[name].keeps:
                 able.append(name)
                 continue
             each = examine(ways, names, name, batch_size=way.loader.batch_size or 1, is_beside=True)
@@ -140,52 +139,48 @@ def stacked(way: Way, is_over: Callable[[], bool], too_little: list[str]) -> Ite
             return
         too_little.clear()
         best = max(seen, key=lambda each: each.cheaper.value if each.cheaper else 0.0)
-        yield replace(best, title=REMEDIES[best.name].title)
+        yield replace(best, title=CHANGES[best.name].title)
         names.append(best.name)
         waiting = [name for name in able if name != best.name]
 
 
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    def __init__(
-        self,
-        remedy: Remedy,
-        before: Way,
-        after: Way,
-        batch_size: int,
-        device: torch.device,
-        pulse: Callable[[], None],
-        is_beside: bool,
-    ) -> None:
-        self._remedy, self._before, self._after = remedy, before, after
-        self._compared = remedy.compared(before, after)
-        self._batch_size, self._device, self._pulse, self._is_beside = batch_size, device, pulse, is_beside
+    change: Change
+    before: Way
+    after: Way
+    batch_size: int
+    device: torch.device
+    pulse: Callable[[], None]
+    is_beside: bool
 
     def run(self) -> dict[str, Any]:
         """Under the names that `Examined` has for them. Raises NotApplicableError."""
-        before, after = self._before, self._after
+        before, after = self.before, self.after
+        compared = self.change.compared(before, after)
         # Files open and modules load meanwhile: the first times are longer.
         few = self._drawn(1, FEWEST_EXAMINED)[0]
         first = [self._load(before, few, 0)[1] for _ in range(2)]
         self._load(after, few, 0)
-        sample_s = min(took.cpu_s if self._is_beside else took.wall_s for took in first) / len(few)
+        sample_s = min(cpu_s if self.is_beside else wall_s for wall_s, cpu_s in first) / len(few)
         num_parts = min(MOST_PARTS, num_examined(sample_s))
-        size = max(1, num_examined(sample_s) // num_parts, min(self._batch_size, int(PART_S / sample_s)))
+        size = max(1, num_examined(sample_s) // num_parts, min(self.batch_size, int(PART_S / sample_s)))
         parts = self._drawn(num_parts, size)
-        plain, changed = ([_Took(math.inf, math.inf)] * num_parts for _ in range(2))
+        plain, changed = ([(math.inf, math.inf)] * num_parts for _ in range(2))
         values, batches = _Differences(), [Any, Any]
         for round_number in range(math.ceil(ENOUGH_S / (num_parts * size * sample_s))):
             if round_number and _is_clear(_cheaper(plain, changed)):
                 break
             for number, indices in enumerate(parts):
                 one, took = self._load(before, indices, number)
-                plain[number] = plain[number].quicker(took)
+                plain[number] = _quicker(plain[number], took)
                 other, took = self._load(after, indices, number)
-                changed[number] = changed[number].quicker(took)
+                changed[number] = _quicker(changed[number], took)
                 if round_number == 0:
-                    values.add(*self._trained_on(one, other, indices, number))
+                    values.add(*self._trained_on(compared, one, other, indices, number))
                     batches = [one, other]
-        told = values.found(min(size * num_parts, len(self._after.indices)))
-        if values.farthest > self._remedy.farthest:
+        told = values.found(min(size * num_parts, len(after.indices)))
+        if values.farthest > self.change.farthest:
             raise NotApplicableError(f"samples would be other ones: their {told.text}")
         one, other = batches
         return {
@@ -197,14 +192,16 @@ class _Trial:
 
     def _drawn(self, num: int, size: int) -> list[list[Any]]:
         """So many batches of samples that are spread over the whole data set: always the same ones."""
-        few = few_of(self._after.indices, num * size)
+        few = few_of(self.after.indices, num * size)
         return [[few[each % len(few)] for each in range(begin, begin + size)] for begin in range(0, num * size, size)]
 
-    def _trained_on(self, one: Batch, other: Batch, indices: Sequence[Any], number: int) -> tuple[Batch, Batch]:
+    def _trained_on(
+        self, compared: tuple[Way, Way], one: Batch, other: Batch, indices: Sequence[Any], number: int
+    ) -> tuple[Batch, Batch]:
         """Both batches as they are trained on."""
-        before, after = self._compared
-        if before is not self._before:
-            one, other = (self._load(way, indices, number)[0] for way in self._compared)
+        before, after = compared
+        if before is not self.before:
+            one, other = (self._load(way, indices, number)[0] for way in compared)
         if number == 0:
             again = _Differences()
             again.add(one, self._load(before, indices, number)[0])
@@ -213,52 +210,47 @@ class _Trial:
         return before.prepared(self._moved(one)), after.prepared(self._moved(other))
 
     def _moved(self, batch: Batch) -> Batch:
-        return map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return map_tensors(batch, lambda tensor: tensor.to(self.device))
 
     def _prepare_s(self, way: Way, batch: Batch, size: int) -> float:
         """A sample, of what the way does with a batch on the GPU, of about the job's size. 0: there is none."""
-        if self._device.type != "cuda" or not way.on_device:
+        if self.device.type != "cuda" or not way.on_device:
             return 0.0
-        times, took = max(1, self._batch_size // size), list[float]()
+        times, took = max(1, self.batch_size // size), list[float]()
         there = map_tensors(self._moved(batch), lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)))
         for _ in range(4):  # the first takes longer
-            torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self.device)
             begun = time.monotonic()
             way.prepared(there)
-            torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self.device)
             took.append(time.monotonic() - begun)
         return min(took) / (times * size)
 
-    def _load(self, way: Way, indices: Sequence[Any], number: int) -> tuple[Batch, "_Took"]:
+    def _load(self, way: Way, indices: Sequence[Any], number: int) -> "tuple[Batch, _Took]":
         """A batch as a worker makes it. A number gives the same augmentation."""
-        self._pulse()
+        self.pulse()
         with one_thread():
             _seed(number)
-            before = _Took.now()
+            begun_s, used_s = _clocks()
             batch = way.load(indices)
-            return batch, _Took.now().since(before)
+            now_s, now_used_s = _clocks()
+            cpu_s = max(1e-9, now_used_s - used_s)
+            return batch, (max(cpu_s, now_s - begun_s), cpu_s)
 
 
-class _Took:
-    """Seconds of loading a batch."""
+_Took = tuple[float, float]
+"""Seconds of loading a batch, and CPU seconds of it."""
 
-    def __init__(self, wall_s: float, cpu_s: float) -> None:
-        self.wall_s, self.cpu_s = wall_s, cpu_s
 
-    @classmethod
-    def now(cls) -> "_Took":
-        """``wall_s``: without the time in which this thread waited for a core. ``cpu_s``: of this process and of its
-        children that ended, so that a decoder of its own does not make a sample one that waits for storage."""
-        queued_s = scheduled_s(["thread-self"])[1]
-        return cls(time.monotonic() - queued_s, time.process_time() + sum(os.times()[2:4]))
+def _clocks() -> tuple[float, float]:
+    """Seconds without those in which this thread waited for a core; and CPU seconds, also of children that ended."""
+    cpu_s, queued_s = loading_s()
+    return time.monotonic() - queued_s, cpu_s
 
-    def since(self, before: "_Took") -> "_Took":
-        cpu_s = max(1e-9, self.cpu_s - before.cpu_s)
-        return _Took(max(cpu_s, self.wall_s - before.wall_s), cpu_s)
 
-    def quicker(self, other: "_Took") -> "_Took":
-        """The least of both."""
-        return _Took(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
+def _quicker(one: _Took, other: _Took) -> _Took:
+    """The least of both."""
+    return min(one[0], other[0]), min(one[1], other[1])
 
 
 def _seed(number: int) -> None:
@@ -269,15 +261,15 @@ def _seed(number: int) -> None:
 
 def _loading(parts: Sequence[_Took], size: int, sample_bytes: float, prepare_s: float) -> Loading:
     """Each part by its quickest round: other load on the machine only slows."""
-    num = size * len(parts)
-    cpu_s, wall_s = math.fsum(each.cpu_s for each in parts) / num, math.fsum(each.wall_s for each in parts) / num
-    sample_s = max(cpu_s, wall_s)
-    return Loading(sample_s=sample_s, sample_cpu_s=cpu_s, sample_bytes=max(1.0, sample_bytes), prepare_s=prepare_s)
+    wall_s, cpu_s = (math.fsum(each) / (size * len(parts)) for each in zip(*parts, strict=True))
+    return Loading(
+        sample_s=max(cpu_s, wall_s), sample_cpu_s=cpu_s, sample_bytes=max(1.0, sample_bytes), prepare_s=prepare_s
+    )
 
 
 def _cheaper(before: Sequence[_Took], after: Sequence[_Took]) -> Interval:
     """CPU seconds before ÷ after: the mean over parts, each by its quickest round."""
-    logs = [math.log(one.cpu_s / other.cpu_s) for one, other in zip(before, after, strict=True)]
+    logs = [math.log(one / other) for (_, one), (_, other) in zip(before, after, strict=True)]
     half_width = t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return around_ratio(math.exp(statistics.fmean(logs)), half_width)
 

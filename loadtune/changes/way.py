@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset, default_convert
 
 from loadtune.workload.batches import Batch
-from loadtune.workload.loaders import LoaderParts
-from loadtune.workload.samples import fetch_samples, make_batch
+from loadtune.workload.loaders import LoaderParts, fetch_samples, make_batch
 
 Replacement = tuple[Any, str, Any]
 """A module or class, the name of its attribute, and what stands there meanwhile."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO, TextIOWrapper
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from loadtune.errors import LoadtuneError, WorkloadError
 from loadtune.units import plain
@@ -47,6 +47,15 @@ def told_plainly(verbose: bool) -> Iterator[None]:
     if lost is not None and lost.errno != errno.EIO:
         print(f"error: The output could not be written ({lost.strerror}). Free some space.", file=sys.stderr)
         raise SystemExit(USER_CAN_MEND)
+
+
+def end_as(code: int) -> NoReturn:
+    """Exit with this code; below 0 by the signal that ended the command."""
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 @contextmanager
@@ -89,8 +98,8 @@ def show(view: "View", record: object = None, *, json: bool = False) -> None:
     """On stdout, as JSON or in words. Tables keep to its width; code, which does not wrap, runs over it."""
     from rich.console import Console
 
-    from loadtune.report.store import as_json
     from loadtune.report.tables import view_text
+    from loadtune.store import as_json
 
     if json:
         sys.stdout.write(as_json(record))

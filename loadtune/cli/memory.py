@@ -6,17 +6,15 @@ import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from loadtune.api.options import TABLE, check, with_settings
 from loadtune.cli.ending import show
-from loadtune.cli.options import Json, Verbose, settings, takes
+from loadtune.cli.options import JSON, VERBOSE, Parser, of_row, option, settings
 from loadtune.errors import NothingFitsError, UsageError, WorkloadError
 from loadtune.records.config import Precision, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.footprint import FootprintReport, StepAccount
+from loadtune.records.memory import FootprintReport, StepAccount
 
 _ROWS = {row.name: row for row in TABLE}
 _BATCH_SIZE = 32  # large enough that activations show their share, and what most scripts begin with
@@ -39,28 +37,13 @@ _STEP = (
 )
 
 
-@takes([replace(row, panel="What to train") for row in _STEP])
-def memory(
-    per_layer: Annotated[
-        bool, typer.Option("--per-layer", help="Also list each layer's parameters and saved activations.")
-    ] = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="SCRIPT", help="Instead run this script and show the memory of each line.")
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="With --trace: arguments of the script, after --.")
-    ] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-    **words: Any,
-) -> None:
+def memory(arguments: list[str], per_layer: bool, trace: str | None, json: bool, verbose: bool, **words: Any) -> None:
     """Show where the memory of one training step goes.
 
     Measured on a GPU, with an estimate from tensor shapes beside it. Without a GPU: the estimate alone.
 
     Examples:
 
-    \b
       loadtune memory --model resnet50 --batch-size 32 --memory 24GiB
       loadtune memory --model vit_b_16 --precision bf16 --per-layer
       loadtune memory --trace train.py
@@ -69,7 +52,7 @@ def memory(
     if trace is not None:
         if per_layer or not given.keys().isdisjoint(("batch_size", "max_gpu_memory_bytes")):
             raise UsageError("--trace runs a script; of the other options it takes --json only.")
-        _trace(trace, arguments or [], json=json)
+        _trace(Path(trace), arguments, json=json)
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r} stands without an option. Arguments of a script need --trace SCRIPT.")
@@ -80,9 +63,22 @@ def memory(
     chosen = choose_device(read_host(), config.device)
     gpu = chosen if chosen.kind == "cuda" else None
     if gpu is None and config.device != "cpu":
-        typer.echo("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", err=True)
+        print("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", file=sys.stderr)
     report = _report(config, gpu, per_layer=per_layer)
     show(footprint_view(report), report, json=json)
+
+
+_ARGUMENTS = "With --trace: arguments of the script, after --."
+_TRACE = "Instead run this script and show the memory of each line."
+MEMORY = Parser(
+    memory,
+    *(of_row(replace(row, panel="What to train")) for row in _STEP),
+    option("--per-layer", help="Also list each layer's parameters and saved activations."),
+    option("--trace", help=_TRACE, value="SCRIPT"),
+    option("arguments", help=_ARGUMENTS, value="ARGUMENTS", nargs="*"),
+    *(JSON, VERBOSE),
+    takes="[ARGUMENTS]...",
+)
 
 
 def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
@@ -95,7 +91,7 @@ def _trace(script: Path, arguments: list[str], *, json: bool) -> None:
             run_traced(script, arguments, trace)
     finally:
         if trace.lines:
-            typer.echo(trace.json() if json else trace.text(), nl=False)
+            print(trace.json().decode() if json else trace.text(), end="")
 
 
 def _report(config: TuneConfig, gpu: Device | None, *, per_layer: bool) -> FootprintReport:

@@ -3,39 +3,18 @@
 None measures or loads torch. Heavy modules are imported within the commands.
 """
 
+import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from loadtune.cli.options import Verbose
+from loadtune.cli.options import VERBOSE, Parser, option
 from loadtune.errors import UsageError, one_of
 from loadtune.records.config import TuneConfig
 
 _BOARD = "loadtune-board.html"
 
 
-def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RESULT",
-            help="A result.json, or a folder that holds one. Several: one page over all results below them.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help=f"HTML file to write. [default: report.html beside the result; for several, {_BOARD}]",
-        ),
-    ] = None,
-    board: Annotated[bool, typer.Option("--board", help="One page over all results below the folders.")] = False,
-    verbose: Verbose = False,
-) -> int:
+def report(results: list[str], out: str | None, board: bool, verbose: bool) -> None:
     """Write the HTML report of one result, or of several.
 
     The report is one file that opens offline in any browser. For a folder with several runs it shows the newest one,
@@ -43,44 +22,39 @@ def report(
 
     Examples:
 
-    \b
       loadtune report
       loadtune report loadtune-results/FakeData-resnet50 --out resnet50.html
       loadtune report h100 h200
       loadtune report benchmarks/results --board --out board.html
     """
-    if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
+    page = None if out is None else Path(out)
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
         raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
-    from loadtune.report.page.write import PAGE_FILE, write_board, write_page
-    from loadtune.report.store import load_result, result_files
+    from loadtune.report.page import PAGE_FILE, write_board, write_page
+    from loadtune.store import load_result, result_files
 
-    results = results or [Path(TuneConfig().out)]
-    if board or len(results) > 1:
-        typer.echo(write_board(results, out or Path(_BOARD)))
+    folders = [Path(each) for each in results or [TuneConfig().out]]
+    if board or len(folders) > 1:
+        print(write_board(folders, page or Path(_BOARD)))
     else:
-        file = result_files(results[0])[-1]
-        typer.echo(write_page(load_result(file), out or file.parent / PAGE_FILE))
-    return 0
+        file = result_files(folders[0])[-1]
+        print(write_page(load_result(file), page or file.parent / PAGE_FILE))
+
+
+_RESULTS = "A result.json, or a folder that holds one. Several: one page over all results below them."
+_PAGE = f"HTML file to write. [default: report.html beside the result; for several, {_BOARD}]"
+REPORT = Parser(
+    report,
+    option("results", help=_RESULTS, value="RESULT", nargs="*"),
+    option("-o", "--out", help=_PAGE, value="FILE"),
+    option("--board", help="One page over all results below the folders."),
+    VERBOSE,
+    takes="[RESULT]...",
+)
 
 
 def export(
-    result: Annotated[
-        Path | None,
-        typer.Argument(metavar="RESULT", help="result.json, or a folder with one. [default: the newest run here]"),
-    ] = None,
-    format: Annotated[str, typer.Option(metavar="FORM", help="One of the forms listed above.")] = "python",
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="File to write; replaced if it exists. [default: stdout]"),
-    ] = None,
-    change: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Write the code of this change of your code, as in decode, and no settings."),
-    ] = None,
-    keep_batch_size: Annotated[
-        bool, typer.Option("--keep-batch-size", help="Take the best settings at your --batch-size of `loadtune run`.")
-    ] = False,
-    verbose: Verbose = False,
+    result: str | None, format: str, out: str | None, change: str | None, keep_batch_size: bool, verbose: bool
 ) -> None:
     """Write the confirmed winner for another program to read.
 
@@ -88,7 +62,6 @@ def export(
 
     Forms:
 
-    \b
       python       loader_kwargs.py to import: LOADER_KWARGS, and RECIPE with
                    precision, memory format and fused optimizer
       pytorch      loader and training step of a plain loop, to paste
@@ -96,42 +69,55 @@ def export(
 
     Examples:
 
-    \b
       loadtune export --out loader_kwargs.py
       loadtune export loadtune-results/FakeData-resnet50 --format pytorch
       loadtune export --change decode tuned/inflight.json
     """
+    from loadtune.api.adopt import export as written
     from loadtune.report.forms import FORMS
-    from loadtune.report.forms import export as written
-    from loadtune.report.store import load_result, not_written
+    from loadtune.store import load_result, not_written
 
     one_of("--format", format, tuple(FORMS))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True, action="always") as told:
         if change is not None:
-            text = _code_of(change, result)
+            text = _code_of(change, None if result is None else Path(result))
         else:
             text = written(load_result(result), format, keep_batch_size=keep_batch_size)
     for each in told:
-        typer.echo(f"warning: {each.message}", err=True)
+        print(f"warning: {each.message}", file=sys.stderr)
     if out is None:
-        typer.echo(text, nl=False)
+        print(text, end="")
         return
     try:
-        out.write_text(text, encoding="utf-8")  # in place: it may be /dev/null
+        Path(out).write_text(text, encoding="utf-8")  # in place: it may be /dev/null
     except OSError as error:
-        raise not_written(out, error, len(text)) from error
-    typer.echo(f"Written to {out}", err=True)
+        raise not_written(Path(out), error, len(text)) from error
+    print(f"Written to {out}", file=sys.stderr)
+
+
+_RESULT = "result.json, or a folder with one. [default: the newest run here]"
+_CHANGE = "Write the code of this change of your code, as in decode, and no settings."
+EXPORT = Parser(
+    export,
+    option("result", help=_RESULT, value="RESULT", nargs="?"),
+    option("--format", help="One of the forms listed above. [default: python]", value="FORM", default="python"),
+    option("-o", "--out", help="File to write; replaced if it exists. [default: stdout]", value="FILE"),
+    option("--change", help=_CHANGE, value="NAME"),
+    option("--keep-batch-size", help="Take the best settings at your --batch-size of `loadtune run`."),
+    VERBOSE,
+    takes="[RESULT]",
+)
 
 
 def _code_of(change: str, path: Path | None) -> str:
     """The lines to paste of a change whose name or title has this word in it."""
-    from loadtune.inflight import files
-    from loadtune.report.store import load_result
+    from loadtune.inflight.account import RESULT_FILE, read_accounts
+    from loadtune.store import load_result
 
-    file = None if path is None else path / files.RESULT_FILE if path.is_dir() else path
-    if file is not None and file.name == files.RESULT_FILE and file.exists():
+    file = None if path is None else path / RESULT_FILE if path.is_dir() else path
+    if file is not None and file.name == RESULT_FILE and file.exists():
         try:
-            tried = [(each.name, each.title, each.code) for account in files.read(file) for each in account.changes]
+            tried = [(each.name, each.title, each.code) for account in read_accounts(file) for each in account.changes]
         except (OSError, ValueError) as error:
             raise UsageError(f"{error}. Name an inflight.json of `loadtune exec --out`.") from None
     else:

@@ -8,20 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Literal
 
+from loadtune.decide.inflight import Reading
 from loadtune.model.workers import Loop, Work, batch_s
 from loadtune.records.loading import Examined
-from loadtune.statistics.looks import BLOCK_S
+from loadtune.statistics.interval import t
+from loadtune.statistics.looks import BLOCK_S, LOOKS
 
 MISSED = 0.01
 """Share of the loop's rate that the process beside it may take."""
-FEWEST_PAIRS = 4
-"""Pairs of slices at the first look at the rates; each later one comes at twice as many. Each has the interval of a
-single look: stopping without need costs an advice, going on costs the training."""
-_T = {4: 3.18, 8: 2.36, 16: 2.13, 32: 2.04}
-"""Half the width of a 95% interval in standard errors, by the number of pairs. Importing scipy, which knows it, would
-hold up the loop."""
 MOST_S = 600.0
 """Seconds after which the process beside the loop is ended, whatever it got to do."""
 UNTIL_TUNED_S = 60.0
@@ -29,37 +24,26 @@ UNTIL_TUNED_S = 60.0
 TELLS = 1.05
 """Predicted gain from which on something is said; and of loading with half the CPU time, from which on it is tried."""
 
-Do = Literal["nothing", "begin", "stop"]
+
+def begins(hoped: float, refusal: str | None, *, is_settled: bool) -> tuple[bool, str | None]:
+    """Whether something is tried beside a loop, and why not where that would be worth it.
+
+    ``hoped``: times as fast as the loop would be if loading took half the CPU time: 1 where the step is the bottleneck.
+    ``refusal``: why no other process may read the dataset. ``is_settled``: whether the loop is at rest, and nothing is
+    being tried.
+    """
+    is_worth = is_settled and hoped >= TELLS
+    return is_worth and refusal is None, refusal if is_worth else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What is known when it is asked."""
-
-    is_settled: bool
-    """Whether the loop is at rest and nothing is being tried."""
-    hoped: float = 1.0
-    """Times as fast as the loop would be if loading took half the CPU time: 1 where the step is the bottleneck."""
-    refusal: str | None = None
-    """Why no other process may read the dataset. None: it may."""
-    ran_s: float | None = None
-    """Seconds since the process was started. None: there is none."""
-    may_run_s: float = MOST_S
-    rates: Sequence[float] = ()
-    """The loop's rate with the process ÷ its rate without it, of each pair of slices, where there is a new one."""
-
-
-def next_step(seen: Seen) -> tuple[Do, str | None]:
-    """What is to be done, and why nothing is tried, or no more."""
-    if seen.ran_s is not None:
-        if not seen.is_settled:
-            return "stop", "the loop changed, or another loader was being tuned"
-        if is_missed(seen.rates):
-            return "stop", f"it slowed the training by more than {MISSED:.0%}"
-        return ("stop", "it took too long") if seen.ran_s > seen.may_run_s else ("nothing", None)
-    if not seen.is_settled or seen.hoped < TELLS:
-        return "nothing", None
-    return ("nothing", seen.refusal) if seen.refusal else ("begin", None)
+def reason_to_stop(ran_s: float, may_run_s: float, rates: Sequence[float], *, is_settled: bool) -> str | None:
+    """``rates``: the loop's rate with the process ÷ its rate without it, of each pair of slices, where there is a new
+    one. ``ran_s``: seconds since the process was started. None: it goes on."""
+    if not is_settled:
+        return "the loop changed, or another loader was being tuned"
+    if is_missed(rates):
+        return f"it slowed the training by more than {MISSED:.0%}"
+    return "it took too long" if ran_s > may_run_s else None
 
 
 def niceness(cores: float) -> int:
@@ -71,12 +55,13 @@ def niceness(cores: float) -> int:
 
 
 def is_missed(rates: Sequence[float]) -> bool:
-    """Whether the loop is slower with the process beside it, beyond what noise explains."""
-    looks = math.log2(len(rates) / FEWEST_PAIRS) if rates else -1.0
+    """Whether the loop is slower with the process beside it, beyond what noise explains. Looks come at twice as many
+    pairs each. Each has the interval of a single one: stopping without need costs an advice, going on the training."""
+    looks = math.log2(len(rates) / LOOKS[0]) if rates else -1.0
     if looks < 0 or looks % 1 > 0:
         return False
     logs = [math.log(rate) for rate in rates]
-    half_width = _T.get(len(logs), 2.0) * stdev(logs) / math.sqrt(len(logs))
+    half_width = t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs) + half_width) < 1 - MISSED
 
 
@@ -86,12 +71,8 @@ class AtRest:
 
     work: Work
     loop: Loop
-    num_workers: int
+    reading: Reading
     batch_size: int
-    total_s: float
-    """Seconds of a step."""
-    waiting: float
-    """Share of the time that it waits."""
 
     def faster(self, saved_s: float, gpu_busy: float = 0.0) -> float:
         """Times as fast as it would be if loading a batch took so many CPU seconds less: at most what ends all waiting.
@@ -100,8 +81,8 @@ class AtRest:
         work = self.work
         wall_s = min(saved_s, saved_s * work.load_s / max(1e-9, work.cpu_s))  # less where loading has several threads
         cheaper = replace(work, cpu_s=work.cpu_s - saved_s, load_s=work.load_s - wall_s)
-        times = [batch_s(each, self.loop, self.num_workers) for each in (work, cheaper)]
-        return min(times[0] / times[1], 1 / max(1e-3, 1 - self.waiting, gpu_busy))
+        times = [batch_s(each, self.loop, self.reading.num_workers) for each in (work, cheaper)]
+        return min(times[0] / times[1], 1 / max(1e-3, 1 - self.reading.waiting_fraction, gpu_busy))
 
     def hoped(self) -> float:
         return self.faster(self.work.cpu_s / 2)
@@ -130,9 +111,8 @@ class Slices:
     """The last slice without it, and its seconds a step."""
 
     @classmethod
-    def of(cls, total_s: float, num_workers: int) -> "Slices":
-        """``total_s``: seconds of a step."""
-        lag_s = max(1, num_workers) * total_s
+    def of(cls, reading: Reading) -> "Slices":
+        lag_s = max(1, reading.num_workers) * reading.total_s
         return cls(max(2 * BLOCK_S, 4 * lag_s), lag_s)
 
     def add(self, ended_s: float, seconds: float) -> bool:

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from loadtune.model.workers import Loop, Work, batch_s, fewest, most_by_cores
+from loadtune.model.workers import HAND_COST_S, Loop, Work, batch_s, fewest, most_by_cores
 from loadtune.statistics.interval import Interval
 from loadtune.statistics.looks import LOOKS, bracket, ratio
 
 ACT = 0.025
 """Share of the time that a loop waits from which on something is done, and that a change must be predicted to save."""
-FLOOR_S = 0.0005
-"""Seconds a batch that a loop may wait: handing over a batch takes as long, with any workers."""
 UNSURE_S = 1.4e-3
 """Seconds a batch that taking it from a worker may need, where the loop has none: `HAND_COST_S` and one standard
 deviation of its prior. 0.4 to 1.5 ms were measured; a trial that gains nothing took 1.5 s of a loop of 6 s (H100)."""
@@ -45,7 +43,7 @@ WIDE = 1.1
 CLEAR = 1.5
 """Gain that needs no second comparison where the workers' clocks predicted it: it is at most so many times as large as
 predicted, and at least half of that on the logarithm; and no worker had to queue for a core before it."""
-PHASE = 8
+PHASE = LOOKS[1]
 """Blocks of steps, 2 s or more, for which the user's workers deliver once more, and the new ones after them."""
 REST_S = 8.0
 """Seconds for which the new workers have delivered before that: a script that ends soon is not held up by it."""
@@ -57,8 +55,6 @@ SHORT = 0.95
 """Of the seconds of an epoch before, which a whole epoch must stay below to show a gain."""
 CHANCE = 0.1
 """Share by which a whole epoch is faster than its steps before the change, so that it is no chance."""
-FEW_STEPS = 16
-"""Steps below which a window says nothing."""
 STARTING_S = 0.05
 """Seconds of the loop for each worker that starts: 9 that were forked beside CUDA took half a second to one (H100)."""
 
@@ -104,8 +100,8 @@ class Reading:
 
     @property
     def waits(self) -> bool:
-        """So much that something may be gained."""
-        return bool(self.peers_wait) or (self.blocked_s >= FLOOR_S and self.waiting_fraction >= ACT)
+        """So much that something may be gained: handing over a batch takes its time with any workers."""
+        return bool(self.peers_wait) or (self.blocked_s >= HAND_COST_S and self.waiting_fraction >= ACT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,30 +226,30 @@ def _watching(state: State, reading: Reading, work: Work | None, bound: Bound) -
         enough = now if work is None else fewest(work, loop, max(1, now))
         if work is not None and state.tried and may_try and now > 2 and enough <= IDLE * now:
             return _switch(state, reading, work, bound, enough)
-        return _settle(state, reading, work, bound, "the step")
+        return _settle(state, reading, bound, "the step")
     if work is None or bound.is_taken:
         return Action(state=state)
     if bound.most == 0 and bound.refusal:
         return _leave(state, bound.refusal)
     if not may_try:
-        return _settle(state, reading, work, bound, bound.reason if now >= bound.most else "workers")
+        return _settle(state, reading, bound, bound.reason if now >= bound.most else "workers")
     allowed_s, busy = (1 - ACT) * reading.total_s, most_by_cores(bound.cores, work.load_s, work.cpu_s)
     if busy < now and busy not in state.tried and batch_s(work, loop, busy) <= allowed_s:
         return _switch(state, reading, work, bound, busy)
     want, predicted_s = fewest(work, loop, max(1, min(bound.most, busy))), partial(batch_s, work, loop)
     if want <= now or bound.most == 0 or predicted_s(want) > allowed_s:
         if limit := _limit(reading, work, bound):
-            return _settle(state, reading, work, bound, limit)
+            return _settle(state, reading, bound, limit)
         want = min(bound.most, max(now + 1, round(MORE * now)))
         predicted_s = partial(_at_best_s, reading, want)
     if any(abs(want / one - 1) < SAME for one in state.tried):
-        return _settle(state, reading, work, bound, "workers")
+        return _settle(state, reading, bound, "workers")
     if (paying := _that_pay(reading, predicted_s, bound, want, reading.left)) is not None:
         return _switch(state, reading, work, bound, paying)
     is_kept = state.job.persistent or bound.several_ranks
     paying = _that_pay(reading, predicted_s, bound, want, reading.length)
     if is_kept or paying is None:
-        return _settle(state, reading, work, bound, "workers", "short epoch")
+        return _settle(state, reading, bound, "workers", "short epoch")
     return _switch(state, reading, work, bound, paying, for_next=True)
 
 
@@ -411,9 +407,7 @@ def _is_crowded(work: Work | None) -> bool:
     return work is None or work.queued_s > CROWDED * (work.load_s + work.queued_s)
 
 
-def _settle(
-    state: State, reading: Reading, work: Work | None, bound: Bound, limit: str, reason: str | None = None
-) -> Action:
+def _settle(state: State, reading: Reading, bound: Bound, limit: str, reason: str | None = None) -> Action:
     phases = (reading.blocks,) if state.phases else ()
     rests = replace(state, stage="resting", phases=phases, limit=limit, reason=reason, rested_s=0.0, decided_s=0.0)
     return Action(state=replace(rests, decided_cores=bound.cores), do="rest")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from loadtune.decide.inflight import FEW_STEPS, Reading
+from loadtune.decide.inflight import Reading
 from loadtune.statistics.looks import BLOCK_S, LOOKS
 
 GROUP = 8
-"""Steps between two looks at the figures."""
+"""Steps between two looks at the figures; half of the fewest that say anything."""
 MAX_STEPS = 400
 """Steps after which a reading is clear enough, whatever its spread."""
 _WATCHED_S, _TURNS = 0.3, 3
@@ -23,8 +23,6 @@ _FEW = 3
 """Long gaps between steps, as for a validation, that are too few to belong to the loop."""
 _GAP, _GAP_S = 8, 0.01
 """Times as long as the others, and seconds beyond that, from which on the time between two steps is a gap."""
-_FINE = 4
-"""Blocks into which steps are cut that last too short for blocks of `BLOCK_S`."""
 
 
 @dataclass(slots=True)
@@ -33,7 +31,7 @@ class Steps:
 
     num_workers: int
     skip: int = 0
-    """Steps still to leave out: batches that were queued before."""
+    """Steps still to leave out."""
     num: int = 0
     total_s: float = 0.0
     newest: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=2 * MAX_STEPS))
@@ -78,8 +76,8 @@ class Steps:
         steps = [blocked + (gap if gap <= usual_s else step_s) for blocked, gap, _ in self.newest]
         whole = num // max(1, self.num_workers) * max(1, self.num_workers) or num
         drained = max(0, self.newest[0][2] - self.newest[-1][2])
-        size, is_rough = num // _FINE, len(self.blocks) < _FINE
-        fine = (fmean(steps[at : at + size]) for at in range(0, _FINE * size, size))
+        size, is_rough = num // LOOKS[0], len(self.blocks) < LOOKS[0]
+        fine = (fmean(steps[at : at + size]) for at in range(0, LOOKS[0] * size, size))
         return Reading(
             num_workers=self.num_workers,
             num_steps=self.num,
@@ -106,6 +104,11 @@ def _usual_s(between: Sequence[float]) -> float:
     return usual_s if sum(each > usual_s for each in ordered[-_FEW:]) < _FEW else math.inf
 
 
+def num_skipped(num_workers: int) -> int:
+    """Steps that are left out once so many workers deliver: batches that were queued before."""
+    return max(3, 2 * num_workers)
+
+
 def num_needed(num_workers: int, step_s: float) -> int:
     """Steps that a reading spans at least."""
-    return min(MAX_STEPS, max(FEW_STEPS, _TURNS * num_workers, math.ceil(_WATCHED_S / max(1e-6, step_s))))
+    return min(MAX_STEPS, max(2 * GROUP, _TURNS * num_workers, math.ceil(_WATCHED_S / max(1e-6, step_s))))

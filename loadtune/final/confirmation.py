@@ -6,16 +6,14 @@ from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.doubts import doubts
 from loadtune.final.rounds import Final
 from loadtune.final.winner import Verdict
-from loadtune.records.answer import compute_fraction, compute_rate, finalist_of
 from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.measurement import ComputePoint, raise_for_the_user
-from loadtune.records.result import Finalist, Remedies, Winner
-from loadtune.run.measure import Run, outcome_text
+from loadtune.records.measurement import SAME, ComputePoint, compute_fraction, compute_rate, raise_for_the_user
+from loadtune.records.result import Finalist, Remedies, finalist_of
+from loadtune.run.measure import Run
 from loadtune.run.state import Resumable, State
-from loadtune.search.search import MIN_RUNS, MIN_TRIALS, Search
+from loadtune.search.search import LOOKS, MIN_RUNS, Search
 from loadtune.search.space import SearchSpace, largest_batches
 
 COMPUTE_STEPS = 4
@@ -25,17 +23,14 @@ MOST_TIMINGS = 3
 """Of one compute-only rate that the trained rate exceeds: on a CPU with other load a timing may be 100 times too slow,
 because the threads of a step wait for each other at every operation."""
 
-WORTH_KEEPING = 1.01
-"""Measured gain from which on a change of the code is worth it."""
-
 
 def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone. ``stack``: the
     changes of the code that were looked at."""
     state, journal, budget, end = run.state, run.journal, run.budget, None
     with journal.stage("confirm"):
-        moments_s = budget.answer_until_s, budget.confirm_until_s
-        configs = contestants(state, search, *(moment_s - budget.clock() for moment_s in moments_s))
+        answer_s = budget.measuring_s - search.trial_s  # a run may last longer than expected
+        configs = contestants(state, search, answer_s, answer_s * MIN_RUNS / LOOKS[0])
         verdict = Verdict(
             ran=tuple(state.confirmed),
             yours=state.yours,
@@ -44,21 +39,21 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
             trials=state.trials,
             compute_per_s=search.compute_rates(configs),
         )
-        final = Final(configs, verdict, budget.clock, *moments_s[::-1], seed=state.config.seed)
+        final = Final(configs, verdict, lambda: budget.measuring_s, seed=state.config.seed)
         try:
             for config in final.rounds():
                 outcome = run.timed(config)
                 final.saw(config, outcome)
                 state.confirmed, state.finalists = list(final.verdict.ran), final.verdict.finalists
                 journal.save()
-                journal.tell(outcome_text(config, outcome))
+                journal.tell(state.confirmed[-1])
             state.confirmed_whole = True
         except OutOfTimeError as error:
             end = error  # says where it waited for samples that did not return
         state.finalists = final.verdict.finalists
         if end is None or final.verdict.is_confirmed:
             _conclude(run, final, stack)
-        journal.note(*doubts(final.verdict, state.host, state.best, state.best_at_your_batch))
+        journal.note(final.verdict)
         if end is not None:
             raise end
         for each in state.confirmed if state.best is None else ():  # the user's own code failed, as in a search
@@ -94,7 +89,7 @@ def _ranked(state: Resumable, search: Search) -> list[TrialConfig]:
     for config in search.ranked():
         size = min(config.batch_size, largest.get(config.precision, config.batch_size))
         ranked += [] if config.remedies else [replace(config, loader=replace(config.loader, batch_size=size))]
-    if len(state.trials) < MIN_TRIALS and (expected := search.roomiest()) is not None:  # there was no time for more
+    if len(state.trials) < 2 and (expected := search.roomiest()) is not None:  # there was no time for more
         ranked.append(expected)
     return list(dict.fromkeys(ranked))
 
@@ -109,29 +104,25 @@ def usual(yours: TrialConfig, space: SearchSpace, num_cores: int) -> list[TrialC
 
 
 def _conclude(run: Run, final: Final, stack: Stack | None) -> None:
-    """The winners, their share of the compute-only rate, and what the changes of the code gain."""
-    state = run.state
-    for finalist in state.finalists:
-        if finalist.config == state.yours or compute_rate(state.compute_points, finalist.config):
-            _time_compute_of(run, finalist)
-    state.best = best = _winner(run, final, None)
-    if final.verdict.batch_size is not None:
-        at_yours = _winner(run, final, final.verdict.batch_size)
-        state.best_at_your_batch = best if best and at_yours and at_yours.config == best.config else at_yours
-    if stack is not None and (winner := finalist_of(state.finalists, best)) is not None:
-        state.remedies = _judge_changes(state, stack, final.verdict, winner)
-
-
-def _winner(run: Run, final: Final, batch_size: int | None) -> Winner | None:
-    """The best finalist that nothing rules out, also not its compute-only rate, which is timed here."""
-    state, before = run.state, None
+    """The winners, their share of the compute-only rate, and what the changes of the code gain. Whoever exceeds that
+    rate is no winner, so the rate of each that would be one is timed."""
+    state, own_size, timed = run.state, final.verdict.batch_size, set[TrialConfig]()
+    waiting = [f for f in state.finalists if f.config == state.yours or compute_rate(state.compute_points, f.config)]
     while True:
+        for finalist in waiting:
+            _time_compute_of(run, finalist)
+            timed.add(finalist.config)
         final.verdict = verdict = replace(final.verdict, points=state.compute_points)
-        state.finalists, picked, best = verdict.finalists, verdict.winner(batch_size), verdict.best(batch_size)
-        if best is None or picked == before:
-            return picked
-        before = picked
-        _time_compute_of(run, best)
+        bests = [verdict.best(size) for size in dict.fromkeys((None, own_size))]
+        waiting = [best for best in bests if best is not None and best.config not in timed]
+        if not waiting:
+            break
+    state.finalists, state.best = verdict.finalists, verdict.winner()
+    if own_size is not None and (at_yours := verdict.winner(own_size)) is not None:
+        is_best = state.best is not None and at_yours.config == state.best.config
+        state.best_at_your_batch = state.best if is_best else at_yours
+    if stack is not None and (winner := finalist_of(state.finalists, state.best)) is not None:
+        state.remedies = _judge_changes(state, stack, verdict, winner)
 
 
 # Changes of the code
@@ -142,7 +133,7 @@ def _judge_changes(state: State, stack: Stack, verdict: Verdict, best: Finalist)
     else it is of all together."""
     changed = next((finalist for finalist in state.finalists if finalist.config.remedies), None)
     gain = None if changed is None else verdict.ratio(changed, best, 1)
-    is_sure = gain is not None and gain.value >= WORTH_KEEPING and (gain.low or 0.0) > 1.0
+    is_sure = gain is not None and gain.value >= 1 + SAME and (gain.low or 0.0) > 1.0
     is_kept = changed is not None and changed.unconfirmed is None and is_sure
     config = stack.config if changed is None else changed.config
     ran = () if changed is None else config.remedies

@@ -6,15 +6,14 @@ see `statistics.looks`.
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from loadtune.final.winner import LOOKS, Verdict
+from loadtune.final.winner import Verdict
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Attempt
-from loadtune.seams import Clock
-from loadtune.search.search import MIN_RUNS
+from loadtune.search.search import LOOKS, MIN_RUNS
 
 
 @dataclass(slots=True)
@@ -22,19 +21,16 @@ class Final:
     """Measure each that `rounds` names, and tell the outcome to `saw`.
 
     Rounds, in each of them what matters most first. Who fails is run once more at the end of the round, and is out with
-    a second failure. Those whom the answer needs are run once whatever the time. `MIN_RUNS` rounds may last until
-    ``answer_by_s``, and so may further ones while throughput is rough; others until ``until_s``. That looks at the
-    spread alone. To go on while nobody is proven faster would be a further look (simulated: 1.5% of equal pairs are
-    called different; by the spread alone 0.9%). Where a round does not fit, one of the needed alone may. Who misses a
-    round is not run any more, so that each n-th figure is of the n-th round.
+    a second failure. Those whom the answer needs are run once whatever the time. Where a round does not fit into the
+    time left, one of the needed alone may. Beyond `MIN_RUNS` rounds it has to fit though one run lasts twice as long.
+    Who misses a round is not run any more, so that each n-th figure is of the n-th round.
     """
 
     configs: Sequence[TrialConfig]
     verdict: Verdict
     """Of all runs until now. One of before an interruption stands in place of a run."""
-    clock: Clock
-    until_s: float
-    answer_by_s: float
+    left_s: Callable[[], float]
+    """Seconds in which runs may be made."""
     seed: int = 0
     _took_s: dict[TrialConfig, float] = field(init=False)
 
@@ -52,13 +48,10 @@ class Final:
                 order = [config for config in order if config in going_on]
             if number > 0:
                 order = order[::-1] if number % 2 else chance.sample(order, len(order))
-            spared_s = max(self._took_s.values(), default=0.0)  # a rough run may last longer
-            longer_s = max(self.until_s, self.answer_by_s - spared_s) if before.is_rough else self.until_s
-            end_s = self.answer_by_s if number < MIN_RUNS else longer_s
-            turn = self._fitting(number, [config for config in order if config in turn], before, end_s)
-            yield from self._round(number, turn, end_s)
+            turn = self._fitting(number, [config for config in order if config in turn], before)
+            yield from self._round(number, turn)
 
-    def _fitting(self, number: int, order: Sequence[TrialConfig], before: Verdict, end_s: float) -> list[TrialConfig]:
+    def _fitting(self, number: int, order: Sequence[TrialConfig], before: Verdict) -> list[TrialConfig]:
         """The whole round, or of it those that the answer needs, or nobody. The first is whole, with these ahead."""
         num_ran = self._num_ran
         turn = [config for config in order if num_ran[config] >= number and config not in before.barred]
@@ -67,25 +60,26 @@ class Final:
         first = before.needed(turn)
         if number == 0:
             return sorted(turn, key=lambda config: config not in first)
-        alone, left_s = [config for config in turn if config in first], max(0.0, end_s - self.clock())
+        alone, spared_s = [config for config in turn if config in first], max(self._took_s.values(), default=0.0)
+        left_s = max(0.0, self.left_s() - (spared_s if number >= MIN_RUNS else 0.0))
         lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in (turn, alone))
         return next((who for who, seconds in lasting if seconds <= left_s), [])
 
-    def _round(self, number: int, turn: Sequence[TrialConfig], end_s: float) -> Iterator[TrialConfig]:
+    def _round(self, number: int, turn: Sequence[TrialConfig]) -> Iterator[TrialConfig]:
         """Those of it that have not run, and once more who failed."""
         last, num_ran = {each.config: each.failure for each in self.verdict.ran}, self._num_ran
         waiting = [config for config in turn if num_ran[config] == number]
         waiting.sort(key=lambda config: last.get(config) is not None)
         for config in waiting:  # whoever fails is appended
-            begun_s, longest_s = self.clock(), max(self._took_s.values(), default=0.0)
+            left_s, longest_s = self.left_s(), max(self._took_s.values(), default=0.0)
             may_skip = last.get(config) if number else config not in self.verdict.needed(self.configs)
-            if may_skip and begun_s + longest_s > end_s:
+            if may_skip and longest_s > left_s:
                 continue
             yield config
             ran = self.verdict.ran[-1]
             last[config] = ran.failure
             # A segment that was repeated took longer than the next will.
-            self._took_s[config] = ran.measurement.seconds if ran.measurement else self.clock() - begun_s
+            self._took_s[config] = ran.measurement.seconds if ran.measurement else left_s - self.left_s()
             if ran.failure is not None and config not in self.verdict.barred:
                 waiting.append(config)
 

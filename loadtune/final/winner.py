@@ -10,26 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from loadtune.records.answer import (
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import (
+    GAIN,
     MISREAD,
-    QUIETER,
+    ComputePoint,
+    Measurement,
     compute_fraction,
     compute_rate,
-    failures_of,
     is_barred,
-    measured_of,
 )
-from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
-from loadtune.records.result import Attempt, Finalist, Unconfirmed, UnconfirmedReason, Winner
-from loadtune.report.wording import settings_text
-from loadtune.search.search import MIN_RUNS
+from loadtune.records.result import Attempt, Finalist, Unconfirmed, UnconfirmedReason, Winner, failures_of, measured_of
+from loadtune.search.search import LOOKS, MIN_RUNS
 from loadtune.search.space import NEAR, roomiest, size
 from loadtune.statistics.interval import Interval, around_ratio, spread_between, t
-from loadtune.units import counted, rate_text
-
-LOOKS = (3, 5, 8)
-"""Rounds after which the figures are looked at; the last is the end."""
 
 ERROR = 0.01
 """Probability of calling equal configurations different in one confirmation, over all its looks."""
@@ -41,14 +35,8 @@ with which the interval of one look is 29 standard errors wide."""
 TIE = 0.98
 """Means within 2% count as equal; the smallest of them wins."""
 
-MARGIN = 0.03
-"""Differences that lie within 3% are none: "no difference" is then the answer."""
-
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
-
-ROUGH = 0.15
-"""Half width of a 95% interval, as a share of the throughput, above which the final may last as long as the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,22 +105,15 @@ class Verdict:
         precisions = ("fp32", finalist.config.precision)  # what is not finite in fp32 is so in any
         bad = [each for each in failed if each[1].kind == "non_finite_loss" and each[0].precision in precisions]
         if bad:
-            return Unconfirmed(reason="non_finite_loss", explanation=non_finite_text(*bad[0]))
+            return Unconfirmed(reason="non_finite_loss", config=bad[0][0], failures=(bad[0][1],))
         own = [failure for config, failure in failed if config == finalist.config]
         if is_barred(own):
-            cause = "Remove the cause and run again: training for hours would meet it too."
-            return Unconfirmed(reason="failed", explanation=f"{failures_text(len(finalist.runs), own)}. {cause}")
+            return Unconfirmed(reason="failed", config=finalist.config, failures=tuple(own))
         rate, point = finalist.throughput, compute_rate(self.points, finalist.config)
         # By more than the interval of the one and the fastest window of the other explain.
         if point is not None and (rate.value if rate.low is None else rate.low) > MISREAD * point.quickest_per_s:
-            return Unconfirmed(
-                reason="above_compute_only",
-                explanation=(
-                    f"it reads {rate_text(rate.value)}, more than its compute-only rate of "
-                    f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step "
-                    f"faster. {QUIETER}"
-                ),
-            )
+            compute_per_s = point.samples_per_s
+            return Unconfirmed(reason="above_compute_only", config=finalist.config, compute_per_s=compute_per_s)
         return None
 
     def ratio(self, one: Finalist, other: Finalist, num_comparisons: int | None = None) -> Interval:
@@ -224,7 +205,7 @@ class Verdict:
         """The winner, and all whose ratio to it may be 1.
 
         Nobody, if the winner's throughput is known to within `PRECISE`, and whether it differs from the baseline's:
-        the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best
+        the interval of their ratio excludes 1, or lies within `GAIN` of 1. If the baseline is the winner, its best
         rival takes the baseline's place. A baseline that failed twice is not waited for.
         """
         best = self.best(batch_size)
@@ -248,12 +229,6 @@ class Verdict:
         sizes = {size for config in rivals for size in (None, config.batch_size)}
         is_known = all(f in twice for f in self.finalists if f.config == self.yours)
         return is_known and all(self.best(size) in twice and size in sizes for size in (None, self.batch_size))
-
-    @property
-    def is_rough(self) -> bool:
-        """Whether the throughput of whoever ran most often is hardly known."""
-        ran = max(self.finalists, key=lambda each: len(each.runs), default=None)
-        return ran is not None and (ran.half_width_fraction or 1.0) > ROUGH
 
     @cached_property
     def barred(self) -> set[TrialConfig]:
@@ -282,26 +257,6 @@ class Verdict:
 
 
 def _is_told(ratio: Interval) -> bool:
-    """Whether the two differ, or are equal to within `MARGIN`."""
+    """Whether the two differ, or are equal to within `GAIN`."""
     low, high = ratio.low or 0.0, ratio.high or math.inf
-    return ratio.holds(1.0) is False or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)
-
-
-def non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
-    what = f"ith {settings_text(config)} {failure.message.rstrip('.')}."
-    if config.precision == "fp32":
-        return (
-            f"W{what} No precision has a wider range than fp32, so the dataset, the model or the loss gives values "
-            "that are not finite. Check that every sample is finite, and that model and loss give finite values for it."
-        )
-    return (
-        f"{config.precision} is not recommended: w{what} Leave {config.precision} out with --precision, or change the "
-        "model so that it trains in it."
-    )
-
-
-def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
-    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
-    first = failures[0]
-    num_runs = counted(num_measured + len(failures), "run")
-    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
+    return ratio.holds(1.0) is False or (low >= 1 / (1 + GAIN) and high <= 1 + GAIN)

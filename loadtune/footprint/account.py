@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadtune.errors import TrainingError
-from loadtune.records.footprint import MemoryLines, block_bytes
+from loadtune.records.memory import MemoryLines, block_bytes
 from loadtune.workload.batches import Batch, leaf_tensors, tensors_of
 
 Kind = str
@@ -147,7 +147,7 @@ class StorageBooks:
 
 
 MAX_EVENTS = 400_000  # three steps of the models tried came to 11,000 at most; a longer trace is not used
-COUNTED = ("alloc", "free_requested")
+_COUNTED = ("alloc", "free_requested")
 """What the allocator's counters count: a request to give back lowers what is in use."""
 
 
@@ -188,21 +188,15 @@ class AllocatorLog:
         blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
         return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
 
-    def history(self) -> list[dict[str, Any]]:
-        """All that the allocator did since `kept` was entered. Raises TrainingError where some of it is missing."""
+    def events(self) -> list[Event]:
+        """All since `kept` was entered. Raises TrainingError where some of them are missing."""
         torch.cuda.synchronize(self.device)
-        history = self._entries()[self._begun :]
-        num_counted, position = sum(entry["action"] in COUNTED for entry in history), self.mark().position
-        if num_counted != position:
+        counted = [entry for entry in self._entries()[self._begun :] if entry["action"] in _COUNTED]
+        if len(counted) != (position := self.mark().position):
             raise TrainingError(
-                f"PyTorch's history of the allocator holds {num_counted} events where its counters say {position}: it "
+                f"PyTorch's history of the allocator holds {len(counted)} events where its counters say {position}: it "
                 "cannot be accounted for. `loadtune memory --device cpu` estimates it."
             )
-        return history
-
-    def events(self) -> list[Event]:
-        """Those that the allocator counts, of its `history`. Raises as that does."""
-        counted = (entry for entry in self.history() if entry["action"] in COUNTED)
         return [Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0) for entry in counted]
 
     def _entries(self) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -25,11 +26,10 @@ from torch.utils._pytree import tree_map_only
 from loadtune.errors import WorkloadError
 from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
 from loadtune.records.config import LiveObjects, Precision, WorkloadSpec
-from loadtune.records.footprint import BatchEstimate, LayerFootprint, StepAccount, block_bytes
+from loadtune.records.memory import BatchEstimate, LayerFootprint, StepAccount, block_bytes
 from loadtune.workload.batches import Batch, Places, leaf_tensors, sample_shape, tensors_of, uncounted_text
-from loadtune.workload.build import Workload, build_workload
-from loadtune.workload.samples import small_batch
-from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
+from loadtune.workload.build import AUTOCAST_DTYPES, Workload, build_workload, check_targets, make_optimizer
+from loadtune.workload.loaders import fetch_samples, find_places, stream_samples
 from loadtune.workload.user_code import last_line
 
 # What a process holds of the GPU outside the allocator: measured on an H200 with torch 2.11, context and libraries.
@@ -63,7 +63,10 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: Liv
     """The workload's step. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode(allow_non_fake_inputs=True)  # real tensors, such as the class weights of a loss
     workload = build_workload(spec, objects, making=_making(fake))
-    example, places = small_batch(workload)
+    loader, indices = workload.loader, workload.epoch.indices[:1]
+    few = [*islice(stream_samples(loader.dataset), 3)] if loader.is_iterable else fetch_samples(loader, indices)
+    example, places = find_places(loader, few)
+    check_targets(workload, example, few[0])
     if not places.are_known:
         raise WorkloadError(f"{uncounted_text(example)} Its memory cannot be estimated for another batch size.")
     return StepPlan(fake=fake, workload=workload, example=example, places=places, precision=precision)

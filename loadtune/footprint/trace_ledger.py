@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from loadtune.records.footprint import block_bytes
+from loadtune.records.memory import block_bytes
 from loadtune.workload.batches import leaf_tensors
 
 TensorKind = Literal["Tensor", "Parameter", "gradient", "optimizer state"]

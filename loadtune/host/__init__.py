@@ -1,1 +1,1 @@
-"""The only place that knows psutil, NVML, ``/proc`` and cgroups. `machine` has the names that others use."""
+"""The only place that knows psutil, NVML, ``/proc`` and cgroups."""

@@ -1,22 +1,120 @@
-"""Which GPUs are there, who holds their memory, which device the training runs on, and what it does meanwhile: how busy
-it is, what others take of it, and how full the chip is, from its performance counters.
+"""GPUs: which are there, who holds their memory, and what one does: how busy it is, what others take of it, and how
+full the chip is, from its performance counters.
+
+NVML has one door, which is opened by the first question, and makes no CUDA context. Whatever goes wrong, for a driver
+that is missing, old or broken, is a `NoAnswerError`.
 """
 
 import math
 import os
 import re
+import threading
 import weakref
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from loadtune.errors import DeviceError
-from loadtune.host.memory import read_ram
-from loadtune.host.nvml import NOT_FOUND, NOT_SUPPORTED, NVML, NoAnswerError, Nvml, NvmlDevice
-from loadtune.host.sensing import Look, Probe
-from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
-from loadtune.units import bytes_text, percent_text
+from loadtune.host.telemetry import Look, Probe
+from loadtune.host.usable import read_ram
+from loadtune.records.facts import GpuFacts, GpuProcess
+
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
+"""NVML's own numbers, part of its ABI."""
+
+PATIENCE_S = 5.0
+"""For another thread's question: an answer takes milliseconds, so by then that one hangs in the driver."""
+
+_WORDS = {
+    INVALID_ARGUMENT: "not supported under MIG",
+    NOT_SUPPORTED: "not supported by this GPU, or not under MIG",
+    NO_PERMISSION: "no permission",
+    FUNCTION_NOT_FOUND: "the driver is too old to tell",
+}
+
+
+class NoAnswerError(Exception):
+    """Why NVML does not answer. `code` is its number of the error; None: it failed otherwise."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class _Asked:
+    """What answers questions by the names of NVML's functions."""
+
+    def ask(self, function: str, *args: Any) -> Any:
+        """What NVML's ``function`` answers. Raises NoAnswerError."""
+        raise NotImplementedError
+
+    def value(self, function: str, *args: Any) -> Any:
+        """The same. None: it does not answer."""
+        try:
+            return self.ask(function, *args)
+        except NoAnswerError:
+            return None
+
+
+class Nvml(_Asked):
+    """An open NVML. Use `NVML`; tests open one of their own.
+
+    One question at a time: where two threads sampled performance counters the process died in ``nvmlGpmSampleGet``
+    (driver 580.159, two of three long runs).
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._lock = threading.Lock()
+        self._patience_s = patience_s
+        self._hangs = False
+        """Some question did, and nobody waits for it a second time."""
+        self._library: Any = None
+
+    def ask(self, function: str, *args: Any) -> Any:
+        if not self._lock.acquire(timeout=0.0 if self._hangs else self._patience_s):
+            self._hangs = True
+            raise NoAnswerError("the NVIDIA driver hangs")
+        try:
+            self._hangs = False
+            return getattr(self._opened(), function)(*args)
+        except NoAnswerError:
+            raise
+        except Exception as error:  # NVMLError for most; ctypes and decoding errors from a library of another driver
+            code = getattr(error, "value", None)
+            raise NoAnswerError(_WORDS.get(code or 0) or str(error) or type(error).__name__, code) from error
+        finally:
+            self._lock.release()
+
+    def _opened(self) -> Any:
+        if self._library is None:
+            try:
+                import pynvml
+
+                pynvml.nvmlInit()
+            except Exception as error:  # no driver, no permission, or a driver that does not match its kernel module
+                raise NoAnswerError("no NVIDIA driver answers") from error
+            self._library = pynvml
+        return self._library
+
+
+NVML = Nvml()
+
+
+class NvmlDevice(_Asked):
+    """One GPU or MIG instance by UUID."""
+
+    def __init__(self, uuid: str, nvml: Nvml = NVML) -> None:
+        self.uuid, self.nvml = uuid, nvml
+        self._handle: Any = None
+
+    def ask(self, function: str, *args: Any) -> Any:
+        if self._handle is None:
+            self._handle = self.nvml.value("nvmlDeviceGetHandleByUUID", self.uuid)
+        if self._handle is None:
+            self.nvml.ask("nvmlSystemGetDriverVersion")  # without a driver that is the reason
+            raise NoAnswerError("the GPU does not answer")
+        return self.nvml.ask(function, self._handle, *args)
+
 
 _PROCESS_LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
@@ -122,59 +220,6 @@ def matching(prefix: str, uuids: Sequence[str]) -> list[str]:
     wanted = prefix.lower()
     exact = [uuid for uuid in uuids if uuid.lower() == wanted]
     return exact or [uuid for uuid in uuids if uuid.lower().startswith(wanted)]
-
-
-FREE_TIE_FRACTION = 0.01
-"""Free memory this close counts as equal, so that utilization decides: a busy GPU can cost half the throughput."""
-
-
-def choose_device(host: HostFacts, requested: str | None) -> Device:
-    """``requested``: None, ``cpu``, ``cuda``, ``cuda:N`` (N among the visible GPUs), or a UUID or its beginning.
-
-    None takes the freest GPU, else the CPU. Raises DeviceError where the GPU asked for is not there.
-    """
-    wanted = "cuda" if requested is None else requested.strip().lower()
-    if wanted == "cpu" or (requested is None and not host.gpus):
-        return Device(kind="cpu", name=host.cpu_name or "CPU")
-    if wanted == "cuda":
-        found = [freest_gpu(host)] if host.gpus else []
-    elif wanted.startswith(("gpu-", "mig-")):
-        uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
-        found = [gpu for gpu in host.gpus if gpu.uuid in uuids]
-    else:
-        found = [gpu for number, gpu in enumerate(host.gpus) if wanted == f"cuda:{number}"]
-    if len(found) != 1:
-        problem = f"matches {len(found)} GPUs" if found else "this machine does not have"
-        raise _refusal(host, f"--device is {requested!r}, which {problem}.")
-    return Device(kind="cuda", uuid=found[0].uuid, name=found[0].name)
-
-
-def freest_gpu(host: HostFacts) -> GpuFacts:
-    """Most free memory, then least utilization, then CUDA's order. Raises DeviceError where there is no GPU."""
-    if not host.gpus:
-        raise _refusal(host, "This machine has no GPU that can be used.", instead="")
-    enough = max(gpu.free_bytes for gpu in host.gpus) * (1 - FREE_TIE_FRACTION)
-    free = (gpu for gpu in host.gpus if gpu.free_bytes >= enough)
-    # One that does not say how busy it is comes after those that do.
-    return min(free, key=lambda gpu: math.inf if gpu.utilization_fraction is None else gpu.utilization_fraction)
-
-
-def _refusal(host: HostFacts, problem: str, instead: str = ", or use the CPU: --device cpu") -> DeviceError:
-    """With what there is and what may be asked for, so that it can be mended without another command."""
-    if host.gpus:
-        lines = (
-            f"cuda:{number} is {gpu.name} ({gpu.uuid}, {bytes_text(gpu.free_bytes)} free, "
-            f"{percent_text(gpu.utilization_fraction)} busy)"
-            for number, gpu in enumerate(host.gpus)
-        )
-        return DeviceError(
-            f"{problem} Visible GPUs: {'; '.join(lines)}. Ask for cpu, cuda, cuda:N or the beginning of a GPU's UUID "
-            "with --device; without it the freest GPU is taken."
-        )
-    found = "No NVIDIA driver answered on this machine."
-    if host.driver is not None:
-        found = f"The NVIDIA driver ({host.driver}) is there, but no GPU is visible to this process."
-    return DeviceError(f"{problem} {found} Check nvidia-smi and CUDA_VISIBLE_DEVICES{instead}.")
 
 
 _FIRST_NAMESPACE = "pid:[4026531836]"

@@ -1,16 +1,63 @@
-"""What the training process, its workers and everything else it started use: CPU time as cores, memory, reads. And a
-guard, which says when to end a training process that takes all RAM: the kernel might kill another one.
+"""What processes use. Of all together: the cores, under a quota by the group's own account, else by that of the cores
+this process may run on. Of the training process, its workers and everything else it started: CPU time as cores, memory,
+reads. And a guard, which says when to end a training process that takes all RAM: the kernel might kill another one.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadtune.host.cgroup import parse_counters, read_text
-from loadtune.host.memory import Ram, read_ram
-from loadtune.host.sensing import Count, Look
+from loadtune.host.telemetry import Count, Look, Probe
+from loadtune.host.usable import (
+    Ram,
+    parse_counters,
+    read_cpu_quota,
+    read_group_folders,
+    read_num_usable_cores,
+    read_ram,
+    read_text,
+)
+
+
+def cpu_use(system: Path = Path("/")) -> Probe:
+    """CPU time of the usable cores, by the counter that fits this machine, and this process's own part in it."""
+    quota, cores = read_cpu_quota(system), os.sched_getaffinity(0)
+    busy_s, num_cores = partial(cores_used_s, cores, system), float(read_num_usable_cores(system))
+    if quota is not None:
+        # v1: mounted apart from cpu, the account is in the group of the same name.
+        apart = [each for each in read_group_folders("cpuacct", system) if each.name == quota.folder.name]
+        for folder in (quota.folder, *apart):
+            with suppress(KeyError, ValueError):  # the kernel keeps no account there
+                _group_used_s(folder)
+                busy_s, num_cores = partial(_group_used_s, folder), min(quota.cores, len(cores))
+                break
+    figures = ("cpu_utilization_fraction", "busy_cpu_cores", "watching_cpu_cores")
+
+    def look() -> Look:
+        used_s = busy_s()
+        return dict(zip(figures, map(Count, (used_s / num_cores, used_s, time.process_time())), strict=True))
+
+    return Probe(figures, look)
+
+
+def cores_used_s(cores: Iterable[int], system: Path = Path("/")) -> float:
+    """Busy seconds of these cores, whoever uses them."""
+    lines = [line.split() for line in read_text(system / "proc/stat").splitlines() if line.startswith("cpu")]
+    # All but idling and waiting for I/O. guest is left out: the kernel counts it under user already.
+    ticks = {name: sum(map(int, (*each[:3], *each[5:8]))) for name, *each in lines}
+    own = [ticks[f"cpu{core}"] for core in cores if f"cpu{core}" in ticks]
+    return sum(own or [ticks["cpu"]]) / os.sysconf("SC_CLK_TCK")  # a container may number its cores anew
+
+
+def _group_used_s(folder: Path) -> float:
+    """By the processes of a group. Raises KeyError or ValueError where there is no account of v1 or v2."""
+    v1 = read_text(folder / "cpuacct.usage")
+    return int(v1) / 1e9 if v1 else parse_counters(read_text(folder / "cpu.stat"))["usage_usec"] / 1e6
+
 
 WORKER_NAME = "pt_data_worker"
 """PyTorch gives this name to a worker's main thread, however it was started, and that is the process's name."""
@@ -138,12 +185,15 @@ def proportional_bytes(pid: int) -> int | None:
 
 def scheduled_s(pids: Iterable[int | str]) -> tuple[float, float]:
     """Seconds in which the main threads of these processes, or threads of this one as ``self/task/ID``, ran; and were
-    ready to run and got no core. 0 where nothing tells."""
-    try:
-        read = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
-        return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0, 0.0
+    ready to run and got no core. 0 of those of which nothing tells."""
+    read = [read_text(Path(f"/proc/{pid}/schedstat")).split() or (0, 0) for pid in pids]
+    return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
+
+
+def loading_s() -> tuple[float, float]:
+    """CPU seconds of this process and of its children that ended, so that a decoder of its own does not make a sample
+    one that waits for storage; and seconds in which this thread waited for a core."""
+    return time.process_time() + sum(os.times()[2:4]), scheduled_s(["thread-self"])[1]
 
 
 def tree_bytes(pid: int) -> int:

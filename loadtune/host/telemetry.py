@@ -1,26 +1,49 @@
-"""The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
+"""Probes, and the sampler: it looks at the machine twelve times a second from outside the training, and tells what a
+span was like.
 
 One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more. A value stands for the
 time since the look before. So a mean is the difference of two integrals, and a sampler that was late bends nothing.
 """
 
 import math
-import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from loadtune.host.cpu import cpu_use
-from loadtune.host.gpu import Gpm, GpuOthers, gpu_use
-from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.processes import ProcessTree
-from loadtune.host.sensing import Count, Look, Probe
-from loadtune.records.facts import Device
 from loadtune.records.telemetry import Telemetry, Timeline
+
+
+class Count(NamedTuple):
+    """A counter that only grows. Its figure is the growth per second."""
+
+    total: float
+    of: Any = None
+    """Who is counted: growth is known between two counts of the same."""
+
+
+Look = Mapping[str, Any]
+"""Figure → its value since the last look, a `Count`, or None: nothing to say now."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """Looks at one part of the machine. Looks that cost more than their share come less often."""
+
+    figures: Sequence[str]
+    """Named as the fields of `Telemetry` that they end up in, or as what makes those."""
+    look: Callable[[], Look]
+    """What is to be seen right now. May raise: then its figures are missing, with the error as the reason."""
+    every: int = 1
+    """Readings from one look to the next."""
+    due_s: float = 0.0
+    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    """CPU time of the last looks. Their median counts, because now and then one is disturbed."""
+
 
 _KEPT = 7500
 """Readings: ten minutes of them, longer than any span that is asked for, which is one trial."""
@@ -125,31 +148,11 @@ CPU_SHARE, LONGEST_PAUSE_S = 0.015, 2.0
 """Share of a core for one probe's looks, and the longest pause that dear ones earn: one took 2.5 ms of CPU time."""
 
 
-def machine_probes(device: Device, pid: Callable[[], int | None], nvml: Nvml = NVML) -> tuple[Probe, ...]:
-    """Without a GPU its figures have no probes, and NVML is never opened.
-
-    ``pid`` is asked at each reading: the training process may be replaced, or be None, at any time.
-    """
-    tree = ProcessTree(pid)
-    looks, reads = Probe(tree.figures, tree.look), Probe(tree.read_figures, tree.look_at_reads, 5)
-    probes = (cpu_use(), Probe((), tree.search, 6), looks, reads)
-    if device.uuid is None:
-        return probes
-    gpu = NvmlDevice(device.uuid, nvml)
-    # NVIDIA asks for 0.1 s between two samples of the performance counters. Others come after the tree was looked at:
-    # who is not known to be ours counts as somebody else.
-    gpm, others = Gpm(gpu), GpuOthers(gpu, lambda: {process.pid for process in tree.last})
-    return (*probes, gpu_use(gpu), Probe(gpm.figures, gpm.look, 5), Probe(others.figures, others.look, 10))
-
-
 STOP_TIMEOUT_S = 5.0
 """A reading takes milliseconds; a driver that hangs must not keep the whole run from ending."""
 
 INTERVAL_S = 0.08
 """Ten readings a second have to be reached, also where each is a little late: 12 are aimed at."""
-
-_TRIED_S = 0.25
-"""Between the two looks that tell what can be had: performance counters want 0.1 s between them."""
 
 
 class Sampler:
@@ -200,14 +203,3 @@ class Sampler:
             began_s = time.monotonic()
             self.sample()
             pause_s = max(0.0, self._interval_s - (time.monotonic() - began_s))
-
-
-def read_telemetry(device: Device) -> Telemetry:
-    """What can be had on this machine, seen by looking twice: a quarter of a second of this very process."""
-    sampler, start_s = Sampler(machine_probes(device, os.getpid)), time.monotonic()
-    sampler.sample(everything=True)
-    time.sleep(_TRIED_S)
-    sampler.sample(everything=True)
-    seen = sampler.between(start_s, time.monotonic())
-    assert seen is not None
-    return seen

@@ -1,16 +1,32 @@
-"""What was found and done about each loader. Needs no torch."""
+"""What was found and done about each loader; as files for the launcher, for people, and for the next run of the same
+script. Needs no torch.
+"""
 
+import json
 import os
 import re
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtune.host.usable import read_num_usable_cores
+from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
 from loadtune.records.loading import Examined, LoadingStep
 
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
     from loadtune.model.workers import Work
     from loadtune.statistics.interval import Interval
+
+RESULT_FILE = "inflight.json"
+CACHE_VARIABLE = "LOADTUNE_CACHE"
+"""Names the folder with a file for each loader, for the next run of the same script."""
+_HALF_WRITTEN_S = 60.0
+"""Age of a file from which on nobody writes it any more."""
 
 KEPT_EPOCHS = 100
 """Whole epochs whose seconds are kept: enough for any interval, and a small file."""
@@ -93,12 +109,6 @@ class Account:
     changes_reason: str | None = None
     """Why none were tried, or not all. None: nothing to say."""
 
-    def __post_init__(self) -> None:
-        if any(isinstance(each, dict) for each in (*self.steps, *self.changes)):  # from a file
-            from msgspec import convert
-
-            self.steps, self.changes = convert(self.steps, list[LoadingStep]), convert(self.changes, list[Examined])
-
     def advise(self, *texts: str) -> None:
         self.advice += [each for each in texts if each not in self.advice]
 
@@ -156,3 +166,63 @@ def stats() -> dict[str, float]:
     See `Account.numbers`. Empty: no loader was iterated yet.
     """
     return {f"loadtune/{each.name}/{key}": value for each in accounts() for key, value in each.numbers().items()}
+
+
+def write_accounts(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
+    """The file is whole or as it was. Raises OSError."""
+    record = {"loaders": [asdict(each) for each in found]}
+    for old in folder.glob(f".{name}.????????"):  # of a writer that was killed
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > _HALF_WRITTEN_S:
+                old.unlink()
+    part = folder / f".{name}.{os.urandom(4).hex()}"
+    part.write_text(json.dumps(record, indent=1))
+    part.replace(folder / name)
+
+
+def write_own(folder: str | None) -> None:
+    """This process's, for the launcher, which may be gone. None: there is no launcher."""
+    if folder is not None and accounts():  # else it is a launcher, or the server that forks a rank's workers
+        with suppress(OSError):
+            name = f"rank-{rank()}" if num_ranks() > 1 else str(os.getpid())  # a rank started again takes its place
+            write_accounts(accounts(), Path(folder), f"{name}.json")
+
+
+def read_accounts(path: Path) -> list[Account]:
+    """Raises ValueError where the file is no such result of this version, OSError where it cannot be read."""
+    content = path.read_bytes()
+    import msgspec  # late: the script's own interpreter may lack it, and most have no such file
+
+    try:
+        return msgspec.json.decode(content, type=dict[str, list[Account]])["loaders"]
+    except (msgspec.MsgspecError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} is no result of loadtune exec, or of another version: {error}") from None
+
+
+def learnt_file(account: Account, launchers: str | None, *facts: object) -> Path | None:
+    """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named.
+
+    ``launchers``: folder of the launcher, for ranks that are started again.
+    """
+    import hashlib
+
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder is None and launchers is not None and num_ranks() > 1:
+        folder = f"{launchers}/found"
+    script = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
+    same = (script, account.name, account.own_workers, read_num_usable_cores(), num_local_ranks(), *facts)
+    return Path(folder) / f"{hashlib.sha256(repr(same).encode()).hexdigest()[:16]}.json" if folder else None
+
+
+def read_learnt(path: Path) -> Account | None:
+    """What an earlier run found about a loader. None: nothing that can be used."""
+    with suppress(OSError, ValueError, ImportError):
+        (found,) = read_accounts(path)
+        return found if min(found.load_s or 0.0, found.cpu_s or 0.0, found.num_workers) > 0 else None
+    return None
+
+
+def write_learnt(path: Path, account: Account) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_accounts([account], path.parent, path.name)

@@ -1,12 +1,14 @@
 """What its environment tells a process: options of `loadtune exec`, its rank in the job, its cores. No torch."""
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from loadtune.host.cpu import read_num_usable_cores
+from loadtune.host.usable import read_num_usable_cores
 
 EXEC_VARIABLE = "LOADTUNE_EXEC"
 """Set by `loadtune exec` for the script: the options as JSON."""
@@ -34,6 +36,16 @@ class Options:
     """End the script, exit code 0, once the loaders that train have settled."""
     advice: bool = False
     """Try changes of the code in a process beside the loop."""
+
+
+INJECTED = Path(__file__).parent / "inject"
+
+
+def hooked(environment: Mapping[str, str], variable: str, given: object) -> dict[str, str]:
+    """This environment, in which Python processes begin with our `sitecustomize`, and what it is given as JSON."""
+    before = environment.get("PYTHONPATH")
+    path = f"{INJECTED}{os.pathsep}{before}" if before else str(INJECTED)
+    return {**environment, "PYTHONPATH": path, variable: json.dumps(given)}
 
 
 # Where a launcher put it

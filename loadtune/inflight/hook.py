@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any, cast
 
 from loadtune.errors import raised_by_handler
-from loadtune.inflight import files, words
-from loadtune.inflight.account import Account, accounts
+from loadtune.inflight import words
+from loadtune.inflight.account import Account, accounts, write_own
 from loadtune.inflight.environment import EXEC_VARIABLE, TEST_VARIABLE, Options, rank
 from loadtune.stream.shm_cleanup import is_alive
 
@@ -61,7 +61,7 @@ def _begin(chosen: Options) -> Options:
 def iterator_of(loader: Any, frame: FrameType | None) -> Any:
     """The tuned iterator. None: torch's own is to be used. An error of ours is said once, and raised in tests."""
     try:
-        if _is_worker():
+        if is_worker():
             return None
         from loadtune.inflight.iterator import tuned_iterator
 
@@ -75,7 +75,7 @@ def iterator_of(loader: Any, frame: FrameType | None) -> Any:
         return None
 
 
-def _is_worker() -> bool:
+def is_worker() -> bool:
     """Workers and other daemons load for somebody else. A rank that mp.spawn started is neither."""
     from multiprocessing import current_process
 
@@ -85,10 +85,10 @@ def _is_worker() -> bool:
 
 
 def _at_exit(options: Options) -> None:
-    if _is_worker():
+    if is_worker():
         return
     with words.ending():
-        files.write_own(options.folder)
+        write_own(options.folder)
         machine, pid = options.launcher or (None, 0)
         is_orphan = machine == socket.gethostname() and not is_alive(int(pid))
         for line in words.summary(accounts()) if (options.folder is None or is_orphan) and rank() == 0 else ():

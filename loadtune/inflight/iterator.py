@@ -1,4 +1,4 @@
-"""What ``iter(loader)`` gives in place of torch's iterator."""
+"""What ``iter(loader)`` gives in place of torch's iterator, and `loadtune.DataLoader`, whose iterators are such."""
 
 import os
 import sys
@@ -8,10 +8,11 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 
-from loadtune.inflight import files, words
-from loadtune.inflight.account import Account, accounts
+from loadtune.inflight import hook, words
+from loadtune.inflight.account import Account, accounts, learnt_file
 from loadtune.inflight.environment import Options, rank
 from loadtune.inflight.ranks import join
 from loadtune.inflight.tuner import Shared, Tuner
@@ -66,16 +67,8 @@ class _Tuned:
         self._shutdown_workers()
 
 
-class _TunedWorkers(_Tuned, private.MultiProcessIterator):  # type: ignore[misc]
-    """Lightning asks whether an iterator is torch's own, to end its workers."""
-
-
-class _TunedInProcess(_Tuned, private.SingleProcessIterator):  # type: ignore[misc]
-    """Of a loader that the user gave no workers."""
-
-
 def begun_by(tuner: Tuner, loader: Any) -> Any:
-    return (_TunedWorkers if loader.num_workers else _TunedInProcess)(tuner, loader)
+    return private.as_torchs(_Tuned, loader.num_workers > 0)(tuner, loader)
 
 
 def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
@@ -123,21 +116,20 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         words.say(None, f"{account.name} is tuned: --freeze does not name it")
     learnt = None
     if not options.dry_run:
-        learnt = files.learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
+        learnt = learnt_file(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
     accounts().append(account)
-    tuner = Tuner(account, loader, options, learnt)
-    tuner.key = key
+    tuner = Tuner(account, loader, options, learnt, key)
     shared.tuners.append(tuner)
     return tuner
 
 
 def reason_against(loader: Any) -> str | None:
     """Why a loader is left to torch, as a clause. None: it can be watched."""
-    if not isinstance(loader, DataLoader):
+    if not isinstance(loader, torch.utils.data.DataLoader):
         return f"{type(loader).__module__}.{type(loader).__qualname__} builds torch's iterators itself"
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return "it reads a DataPipe"
-    if getattr(type(loader), "state_dict", None) is not getattr(DataLoader, "state_dict", None):
+    if getattr(type(loader), "state_dict", None) is not getattr(torch.utils.data.DataLoader, "state_dict", None):
         return f"{type(loader).__name__} keeps a state of its own, which counts its workers' batches"
     return None if private.draws_as_torch() else "a library replaced how torch's iterators draw indices"
 
@@ -149,3 +141,21 @@ def place_of(frame: FrameType | None) -> str:
     library = ("<", sys.base_prefix)
     users = [call for call in calls if "site-packages" not in call[0] and not call[0].startswith(library)]
     return next((f"{os.path.basename(path)}:{line}" for path, line in (*users, *calls)), "?")
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """`torch.utils.data.DataLoader` whose number of workers is tuned while a loop iterates it.
+
+    Takes the same arguments. Samples and their order are the same; `num_workers` is where it begins. Where the loader
+    cannot be tuned, it is torch's own, and `tuning` says why.
+    """
+
+    tuning: Account | None = None
+    """What was found and done so far. None: nothing iterated it yet."""
+
+    def _get_iterator(self) -> Any:
+        made = hook.iterator_of(self, sys._getframe(1))
+        if made is None:
+            return super()._get_iterator()
+        self.tuning = made._tuner.account
+        return made

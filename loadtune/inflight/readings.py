@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from loadtune.decide.bounds import Free
 from loadtune.decide.inflight import Reading
-from loadtune.host.memory import read_ram, read_shm
 from loadtune.host.processes import scheduled_s
+from loadtune.host.usable import read_ram, read_shm
 from loadtune.inflight.environment import num_local_ranks, num_ranks
-from loadtune.model.workers import MOST, Work
+from loadtune.model.workers import MOST, Free, Work
 from loadtune.stream.sample_table import Row
 
 
@@ -26,8 +25,8 @@ class Clocks(NamedTuple):
     """CPU seconds of loading, with those of starting."""
     queued_s: float = 0.0
     """Seconds in which workers were ready to run without a core."""
-    load_s: float | None = None
-    """Seconds in which one worker loads a batch. None: a stream's workers and the training process tell none."""
+    load_s: float = 0.0
+    """Seconds in which one worker loads a batch. 0: none has loaded several, or there is none."""
     train_s: float = 0.0
     """Seconds in which threads of the training process ran, or were ready to, their sum."""
     wall_s: float = 0.0
@@ -37,15 +36,15 @@ class Clocks(NamedTuple):
     def work_since(self, then: "Clocks", reading: Reading) -> Work | None:
         """What a batch takes. None: too little was loaded since."""
         made, passed_s, num = self.batches - then.batches, self.wall_s - then.wall_s, reading.num_workers
-        if made < 2 or self.load_s == 0:
+        if made < 2 or (num and not self.load_s):
             return None
         cpu_s, queued_s = (self.cpu_s - then.cpu_s) / made, max(0.0, (self.queued_s - then.queued_s) / made)
         train_s = reading.total_s * (self.train_s - then.train_s) / max(1e-9, passed_s) - (0.0 if num else cpu_s)
         is_known = None not in (self.busy_s, then.busy_s) and passed_s > 0
         busy = min(1.0, (self.busy_s - then.busy_s) / passed_s) if is_known else None  # type: ignore[operator]
-        load_s = reading.blocked_s if num == 0 else num * reading.total_s if self.load_s is None else self.load_s
+        load_s = self.load_s if num else reading.blocked_s
         return Work(
-            load_s=max(cpu_s, load_s - queued_s) if num else load_s,  # a stream's workers all load meanwhile
+            load_s=max(cpu_s, load_s - queued_s) if num else load_s,  # they may also queue between two batches
             cpu_s=cpu_s if num else min(load_s, cpu_s),
             queued_s=queued_s,
             step_cpu_s=max(0.0, train_s) if reading.step_s else 0.0,
@@ -53,17 +52,17 @@ class Clocks(NamedTuple):
         )
 
 
-def read_clocks(own: Clocks, workers: Sequence[Row], pids: Sequence[int], busy_s: float | None) -> Clocks:
-    """With the threads of the training process. ``own``: where that loads itself, and has no ``pids`` of workers.
-    ``workers``: empty where they note nothing, as those of a stream."""
+def read_clocks(own: Clocks, workers: Sequence[Row], busy_s: float | None) -> Clocks:
+    """With the threads of the training process. ``own``: where that loads itself, and has no ``workers``."""
     wall_s = time.perf_counter()
-    if pids:
-        cpu_s, queued_s = scheduled_s(pids)
-        own = own._replace(cpu_s=cpu_s, queued_s=queued_s)
     if workers:
         num_timed, made_s = sum(each.num_timed for each in workers), sum(each.made_s for each in workers)
-        ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
-        own = own._replace(batches=ended, cpu_s=cpu_s, load_s=made_s / num_timed if num_timed else 0.0)
+        own = Clocks(
+            batches=sum(each.num_ended for each in workers),
+            cpu_s=sum(each.cpu_s for each in workers),
+            queued_s=scheduled_s(int(each.pid) for each in workers)[1],
+            load_s=made_s / num_timed if num_timed else 0.0,
+        )
     threads = (f"self/task/{each}" for each in os.listdir("/proc/self/task"))
     return own._replace(train_s=sum(scheduled_s(threads)), wall_s=wall_s, busy_s=busy_s)
 

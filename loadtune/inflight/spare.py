@@ -1,4 +1,5 @@
-"""Changes of the user's code, tried on the user's samples in processes beside the training, which they never harm.
+"""Changes of the user's code for one loader: tried once beside the loop at rest, and predicted. They are tried on the
+user's samples, in processes that never harm the training.
 
 The *keeper* is started as the loader's workers are. It runs nothing of the user's but what unpickles the dataset. It
 forks the process that *tries*, stops it in every second slice of time (`loadtune.decide.advice.Slices`), and ends it
@@ -18,35 +19,122 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from loadtune.decide.advice import MOST_S, is_on
+from loadtune.changes.way import Way
+from loadtune.decide import advice as decide
+from loadtune.decide.advice import MOST_S, AtRest, Slices, is_on
+from loadtune.errors import raised_by_handler
+from loadtune.inflight import readings
+from loadtune.inflight.account import Account
+from loadtune.model.workers import RAM_SHARE, SHM_SHARE
 from loadtune.records.loading import Examined
 from loadtune.stream import torch_private as private
 from loadtune.stream.shm_cleanup import is_alive, remove_segments
+from loadtune.stream.trust import shared_state
+from loadtune.workload.loaders import LoaderParts
 
 MOST_CPU_S = 60.0
 """CPU seconds that trying may take."""
 _END_S = 10
 """CPU seconds after that until the kernel ends it."""
 _SET_PDEATHSIG = 1  # of prctl
+_LOWEST = 19  # of nice
+_NUM_BATCHES, _ENOUGH = 16, 64
+"""Newest batches whose samples are tried, and samples that are enough where there are fewer batches."""
+
+
+class Advice:
+    """Of one loader. It is over before it begins where nobody wants it."""
+
+    def __init__(self, account: Account, *, is_wanted: bool, may_run_s: float) -> None:
+        self.account, self.is_over, self._may_run_s = account, not is_wanted, may_run_s
+        self.drawn: deque[Any] = deque(maxlen=_NUM_BATCHES)
+        """Index batches that were delivered."""
+        self.spare: Spare | None = None
+        """While something is tried."""
+
+    def parts_of(self, loader: Any) -> LoaderParts | None:
+        """None: nothing is tried with it."""
+        with suppress(Exception):  # of a loader of a class of its own
+            return None if self.is_over else LoaderParts.of(loader)
+        return None
+
+    def begin(self, loop: AtRest, parts: LoaderParts | None, refusal: str | None, *, is_settled: bool) -> None:
+        """If that is due. ``parts``: of the loader. ``refusal``: why no other process may read its dataset."""
+        batches = [each if isinstance(each, list | tuple) else [each] for each in self.drawn]
+        indices = list(chain.from_iterable(batches))
+        if self.is_over or parts is None or (len(indices) < _ENOUGH and len(batches) < _NUM_BATCHES):
+            return
+        is_due, self.account.changes_reason = decide.begins(loop.hoped(), refusal, is_settled=is_settled)
+        if not is_due:
+            return
+        if (shared := shared_state(parts.dataset, parts.collate_fn, parts.worker_init_fn)) is not None:
+            self.is_over, self.account.changes_reason = True, f"processes share a part of the dataset ({shared})"
+            return
+        self._loop, self._slices = loop, Slices.of(loop.reading)
+        try:
+            way = _way(parts, indices)
+            gpu_uuid = _gpu_uuid() if way.on_gpu else None
+            nice = decide.niceness(loop.loop.cores)
+            self.spare = Spare(way, max(1, loop.reading.num_workers), self._slices.slice_s, gpu_uuid, nice)
+        except Exception as error:  # the system gives no process
+            if raised_by_handler(error):
+                raise
+            self.is_over, self.account.changes_reason = True, f"its process did not start ({error})"
+
+    def step(self, seconds: float, *, is_settled: bool) -> bool:
+        """A step of the loop, while something is tried. Whether that has ended, with changes that are worth a word."""
+        spare, account, now = self.spare, self.account, time.monotonic()
+        assert spare is not None
+        is_over = spare.poll()
+        if len(spare.found) > len(account.changes):
+            account.changes = list(spare.found)
+            account.changes_gain = self._loop.gain(spare.found, spare.gpu_busy)
+        if not is_over:
+            rates = self._slices.rates if self._slices.add(now, seconds) else ()
+            reason = decide.reason_to_stop(now - spare.begun_s, self._may_run_s, rates, is_settled=is_settled)
+            if reason is not None and not self.is_over:
+                self.is_over, account.changes_reason = True, reason
+                spare.stop()
+            return False
+        self.spare, self.is_over = None, True
+        account.changes_reason = account.changes_reason or spare.reason
+        if not spare.found:
+            account.changes_reason = account.changes_reason or "no change that applies makes loading much cheaper"
+        return (account.changes_gain or 0.0) >= decide.TELLS
+
+
+def _way(parts: LoaderParts, indices: list[Any]) -> Way:
+    num_samples = 0
+    with suppress(Exception):  # of a dataset without a length
+        num_samples = len(parts.dataset)
+    free = readings.read_free()
+    memory_bytes = int(min(RAM_SHARE * free.ram_bytes, SHM_SHARE * free.shm_bytes) / free.num_ranks)
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return Way(loader=parts, indices=indices, num_samples=num_samples, memory_bytes=memory_bytes, on_gpu=on_gpu)
+
+
+def _gpu_uuid() -> str | None:
+    with suppress(Exception):  # no NVIDIA GPU
+        return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return None
 
 
 class Spare:
     """The training's side: `poll` it in each step. Raises nothing but what the start of a process raises."""
 
-    def __init__(
-        self, context: Any, way: Any, num_workers: int, slice_s: float, gpu_uuid: str | None = None, nice: int = 19
-    ) -> None:
-        """``way``: `loadtune.changes.way.Way`. ``context``: of multiprocessing. None: torch's. ``gpu_uuid``: of the GPU
-        that trains. None: none is known. ``nice``: of the process that tries."""
-        context = context or torch.multiprocessing
+    def __init__(self, way: Way, num_workers: int, slice_s: float, gpu_uuid: str | None = None, nice: int = 19) -> None:
+        """``gpu_uuid``: of the GPU that trains. None: none is known. ``nice``: of the process that tries."""
+        context: Any = torch.multiprocessing.get_context(way.loader.multiprocessing_context)
         self.found: list[Examined] = []
         self.gpu_busy: float | None = None
         """Share of the time in which kernels ran, since it was started. None: the driver does not say."""
@@ -166,6 +254,9 @@ def _silence() -> None:
 def _try(way: Any, num_workers: int, gpu_uuid: str | None, nice: int, results: Any) -> None:
     """In the process that tries: what is found goes through the pipe, and None at its end, or why it ended."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with suppress(OSError, ValueError):  # as a real-time process it would not yield; beside others of low priority, too
+        is_low = os.nice(0) + nice > _LOWEST
+        os.sched_setscheduler(0, os.SCHED_IDLE if is_low else os.SCHED_OTHER, os.sched_param(0))
     os.nice(nice)
     with suppress(OSError, ValueError):
         signal.signal(signal.SIGXCPU, _end)

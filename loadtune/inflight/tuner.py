@@ -21,27 +21,23 @@ from torch.utils.data import RandomSampler
 
 from loadtune.decide import inflight as decide
 from loadtune.decide.advice import MOST_S, UNTIL_TUNED_S, AtRest
-from loadtune.decide.bounds import Queued, most_workers
 from loadtune.decide.inflight import Action, Bound, Job, Reading, State
-from loadtune.decide.steps import GROUP, Steps
+from loadtune.decide.steps import GROUP, Steps, num_skipped
 from loadtune.errors import raised_by_handler
-from loadtune.host.cpu import cpu_use
-from loadtune.host.processes import proportional_bytes
-from loadtune.inflight import files, readings, words
-from loadtune.inflight.account import KEPT_EPOCHS, Account
-from loadtune.inflight.advice import Advice
+from loadtune.host.processes import cpu_use, proportional_bytes
+from loadtune.inflight import readings, words
+from loadtune.inflight.account import KEPT_EPOCHS, Account, read_learnt, write_learnt, write_own
 from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
 from loadtune.inflight.ranks import Ranks
-from loadtune.model.workers import MOST, Work
+from loadtune.inflight.spare import Advice
+from loadtune.model.workers import MOST, Queued, Work, most_workers
 from loadtune.records.loading import KEPT_STEPS, changes_text
 from loadtune.statistics.looks import LOOKS
 from loadtune.stream import torch_private as private
-from loadtune.stream import worker_init
 from loadtune.stream.looks import Looks
 from loadtune.stream.pool import RandomSamplesError
 from loadtune.stream.switching import SwitchingIterator
-from loadtune.stream.trust import Trust, same_batch
-from loadtune.stream.watched_sampler import WatchedSampler
+from loadtune.stream.trust import Trust, WatchedSampler, gets_number, same_batch
 from loadtune.stream.worker_rows import is_random, slow_worker
 from loadtune.units import counted
 
@@ -61,8 +57,6 @@ class Shared:
         """One thread at a time takes a tuner. A sampler may iterate another loader meanwhile."""
         self.blocked_s = 0.0
         """Seconds in ``next()`` of all loaders: they are no step of another one."""
-        self.trying: Tuner | None = None
-        """One tuner at a time changes something."""
         self.tuners: list[Tuner] = []
         self.ranks: Ranks | None = None
         """None: no process group of several ranks was seen."""
@@ -92,9 +86,12 @@ class Tuner:
     parts: Any
     """What its loader is made of. None: as above, or nobody wants to know."""
 
-    def __init__(self, account: Account, loader: Any, options: Options, learnt_file: Path | None = None) -> None:
-        """``learnt_file``: for what is found."""
-        self.account, self.options, self.learnt_file = account, options, learnt_file
+    def __init__(
+        self, account: Account, loader: Any, options: Options, learnt_file: Path | None = None, key: Any = None
+    ) -> None:
+        """``learnt_file``: for what is found. ``key``: dataset, settings and place in the code: loaders that are made
+        anew have the same."""
+        self.account, self.options, self.learnt_file, self.key = account, options, learnt_file, key
         self.shared, self.lock = Shared.here(), threading.RLock()
         self.own, self.prefetch_factor = loader.num_workers, loader.prefetch_factor or 2
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
@@ -106,9 +103,6 @@ class Tuner:
             may_compare=is_forked,
         )
         self.state = State(job=job)
-        self.shards = readings.num_shards(loader.dataset) if self.is_stream else None
-        self.key: Any = None
-        """Dataset, settings and place in the code: loaders that are made anew have the same."""
         self.source: Callable[[], Any] = lambda: None
         """The loader that begins."""
         self.watched: Callable[[], Any] = lambda: None
@@ -118,7 +112,6 @@ class Tuner:
         self.is_dead, self.epoch = False, -1
         self.opening_s = 0.0
         """Seconds in which the workers of this epoch started, until its first batch came."""
-        self.init_reason = worker_init.reason_against(loader.worker_init_fn, self.own)
         self.told_workers = MOST if self.several_ranks else None
         """What its ``worker_init_fn`` gets as their number: ranks multiply it, and their numbers may differ."""
         self.known: list[Any] | None = []
@@ -126,12 +119,12 @@ class Tuner:
         """See `IndexStream`; None: other workers delivered. Until then with --exact no epoch begins with them."""
         self.num_to_compare = _COMPARED if self.own == 0 else 0
         """Batches of other workers that the training process still has to read, too."""
-        self.cpu_rate = self.own_cpu_s = 0.0
-        """Cores that its workers keep busy; and CPU seconds in ``next()`` where it has none."""
+        self.cpu_rate = 0.0
+        """Cores that its workers keep busy."""
         self.epoch_then: tuple[int, int, float] | None = None
         """When this epoch began: workers, batches so far, seconds so far. None: it is not whole with these workers."""
         self.last_end: float | None = None
-        self.begun = self.blocked_then_s = self.thread_s = self.loop_s = 0.0
+        self.begun = self.blocked_then_s = self.loop_s = 0.0
         self.broken_at: int | None = None
         """Batches of the newest epoch that the loop did not end. None: there was none."""
         self.num_delivered = self.num_ready = 0
@@ -147,12 +140,17 @@ class Tuner:
         self.clocks: readings.Clocks | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state, account.reason = self.state.stage, words.reason_text("stream") if self.is_stream else None
-        if learnt_file is not None and (found := files.read_learnt(learnt_file)) is not None:
+        if learnt_file is not None and (found := read_learnt(learnt_file)) is not None:
             self._begin_with(found)
 
     @property
     def several_ranks(self) -> bool:
         return self.shared.ranks is not None or num_ranks() > 1
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a change goes on in its epoch: one at a time, as loaders share the machine."""
+        return self.iterator is not None and self.state.stage in ("starting", "judging", "comparing")
 
     @property
     def is_settled(self) -> bool:
@@ -165,7 +163,7 @@ class Tuner:
 
     def say(self, text: str) -> None:
         words.say(self.account, text)
-        files.write_own(self.options.folder)
+        write_own(self.options.folder)
 
     def _begin_with(self, found: Account) -> None:
         """What an earlier run found, within what this machine has now."""
@@ -191,7 +189,7 @@ class Tuner:
         view = private.LoaderView(loader, sampler)
         self.source, trust, number = weakref.ref(loader), Trust(view, sampler), self.own
         if self.state.target is not None:
-            if (reason := trust.reason_against() or self.init_reason) is not None:
+            if (reason := trust.reason_against()) is not None:
                 self._left(reason)
             elif (self.own > 0 or sampler.is_known) and not self.must_show:
                 number = self.state.target
@@ -238,8 +236,6 @@ class Tuner:
             account.total_s += now - self.last_end - (self.shared.blocked_s - self.blocked_then_s)
             self.last_end = None
             self._whole_epoch()
-        if self.shared.trying is self and account.state not in ("judging", "comparing"):
-            self.shared.trying = None
         view = self.trust.view
         if not view.pin_memory and not sys.is_finalizing() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             account.advise("pin_memory=True: batches go to the GPU while it computes")
@@ -275,7 +271,7 @@ class Tuner:
 
     def _learn(self) -> None:
         if self.learnt_file is not None and self.account.load_s:
-            files.write_learnt(self.learnt_file, self.account)
+            write_learnt(self.learnt_file, self.account)
 
     def guard(self, act: Callable[..., None], *args: Any, of: Any) -> bool:
         """Run a part of the tuner and return True, while the iterator ``of`` is watched; another thread may have begun
@@ -312,8 +308,6 @@ class Tuner:
             self.iterator.switch(num_workers)
 
     def _left(self, reason: str) -> None:
-        if self.shared.trying is self:
-            self.shared.trying = None
         if self.learnt_file is not None:  # what an earlier run found is no longer right
             with suppress(OSError):
                 self.learnt_file.unlink()
@@ -328,12 +322,11 @@ class Tuner:
         entered, self.num_ready = time.perf_counter(), 0
         has_workers = self.steps.num_workers > 0
         has_copies = self.iterator.is_switching or (self.trust.in_process and has_workers)
-        if has_copies and not self.is_stream and (reason := self.trust.changed()) is not None:
+        if has_copies and (reason := self.trust.changed()) is not None:
             self._leave(reason)
         if has_workers and self.state.stage != "left alone":
             depth = private.queue_depth(self.iterator.delivering())
             self.num_ready = 0 if depth is None else depth.ready
-        self.thread_s = 0.0 if has_workers else time.thread_time()
         self.begun = time.perf_counter()
         self.account.hook_s += self.begun - entered
 
@@ -355,10 +348,8 @@ class Tuner:
     def after_step(self, batch: Any) -> None:
         ended, account = time.perf_counter(), self.account
         blocked_s, between_s, complete = ended - self.begun, 0.0, False
-        if not self.steps.num_workers:
-            self.own_cpu_s += time.thread_time() - self.thread_s
-            if self.num_delivered == 0:  # what draws once, to prepare itself, is not random
-                self.iterator.table.row(None).draws = 0.0
+        if not self.steps.num_workers and self.num_delivered == 0:  # what draws once, to prepare itself, is not random
+            self.iterator.table.row(None).draws = 0.0
         if self.num_delivered < 3:
             largest = max((account.batch_bytes, account.batch_tensors), readings.batch_size(batch))
             account.batch_bytes, account.batch_tensors = largest
@@ -424,7 +415,7 @@ class Tuner:
             account.samples_per_s, self.epoch_then = None, None
             if number != self.own:
                 account.epochs_s = []
-        self.steps.skip, self.clocks, account.num_workers = max(3, 2 * number), None, number
+        self.steps.skip, self.clocks, account.num_workers = num_skipped(number), None, number
         self.state = decide.delivers(self.state, number)
         account.state = self.state.stage
 
@@ -439,7 +430,7 @@ class Tuner:
 
     def _say_what_differs(self) -> None:
         self._note_draws()
-        if worker_init.is_given(self.trust.view.worker_init_fn, self.own):
+        if gets_number(self.trust.view.worker_init_fn, self.own):
             number = f"num_workers={self.told_workers} in all ranks" if self.told_workers else "the new num_workers"
             self.say(f"its worker_init_fn gets {number}, as if you had typed it")
         if self.account.draws_random:
@@ -450,12 +441,8 @@ class Tuner:
     # A look
 
     def _read_clocks(self) -> readings.Clocks:
-        loading = readings.Clocks(self.num_delivered, self.own_cpu_s)
-        workers, pids = self.iterator.workers(), self._worker_pids()
-        return readings.read_clocks(loading, workers, pids, self.shared.busy_s())
-
-    def _worker_pids(self) -> list[int]:
-        return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
+        loading = readings.Clocks(self.num_delivered, self.iterator.delivering().cpu_s)
+        return readings.read_clocks(loading, self.iterator.workers(), self.shared.busy_s())
 
     def _look(self) -> None:
         """Read what there is to read, once, and do what follows from it."""
@@ -480,21 +467,15 @@ class Tuner:
             self.steps = Steps(self.steps.num_workers)
         self._tell(reading, work)
         if work is not None:
-            rest = AtRest(
-                work=work,
-                loop=decide.loop_of(reading, bound),
-                num_workers=reading.num_workers,
-                batch_size=account.batch_size,
-                total_s=reading.total_s,
-                waiting=reading.waiting_fraction,
-            )
+            loop = decide.loop_of(reading, bound)
+            rest = AtRest(work=work, loop=loop, reading=reading, batch_size=account.batch_size)
             is_full = bound.most <= reading.num_workers and bound.reason in ("RAM", "/dev/shm", "descriptors")
             refusal = bound.refusal or (f"{bound.reason} is short" if is_full else None)
             is_free = self._is_at_rest() and all(each.advice.spare is None for each in self.shared.tuners)
             self.advice.begin(rest, self.parts, refusal, is_settled=is_free and self.is_settled)
 
     def _is_at_rest(self) -> bool:
-        return self.state.stage == "resting" and self.shared.trying is None
+        return self.state.stage == "resting" and not any(each.is_trying for each in self.shared.tuners)
 
     def _advise(self, seconds: float) -> None:
         """Nobody looks at the loop while something runs beside it."""
@@ -504,7 +485,7 @@ class Tuner:
         if self.advice.spare is None:
             self.steps = Steps(self.steps.num_workers)
             self._learn()
-            files.write_own(self.options.folder)
+            write_own(self.options.folder)
 
     def _tell(self, reading: Reading, work: Work | None) -> None:
         """What is known of the gain by now, and once that it is proven."""
@@ -541,11 +522,12 @@ class Tuner:
 
     def _most(self, account: Account) -> tuple[int, str]:
         """Workers that memory, descriptors, options and the sampler allow, and which of them does."""
-        if self.worker_bytes is None and self.iterator is not None and (pids := self._worker_pids()):
-            self.worker_bytes = proportional_bytes(pids[0])
+        if self.worker_bytes is None and self.iterator is not None and (workers := self.iterator.workers()):
+            self.worker_bytes = proportional_bytes(int(workers[0].pid))
         others = {} if self.options.max_workers is None else {"--max-workers": self.options.max_workers}
-        if self.shards is not None:
-            others |= {"its shards": self.shards, "the number of cores": int(self.shared.cores())}
+        if self.is_stream and self.trust is not None:
+            shards = readings.num_shards(self.trust.view.dataset)
+            others |= {"its shards": shards, "the number of cores": int(self.shared.cores())}
         queued = Queued(
             batch_bytes=account.batch_bytes,
             batch_tensors=account.batch_tensors,
@@ -561,7 +543,7 @@ class Tuner:
         self.cpu_rate = work.cpu_s / reading.total_s if work is not None and reading.num_workers else 0.0
         others = sum(each.cpu_rate for each in self.shared.tuners if each is not self and each.watched() is not None)
         most, reason = self._most(self.account)
-        other, refusal = self.shared.trying, self.trust.reason_against() or self.init_reason
+        refusal = self.trust.reason_against()
         if self.account.draws_random and self.options.exact:
             refusal = "its samples are random, and --exact keeps their random numbers"
         return Bound(
@@ -570,7 +552,7 @@ class Tuner:
             cores=max(1.0, self.shared.cores() - others),
             start_cpu_s=self.start_cpu_s,
             refusal=refusal,
-            is_taken=other not in (None, self) and other.watched() is not None,
+            is_taken=any(each.is_trying for each in self.shared.tuners if each is not self),
             several_ranks=self.several_ranks,
         )
 
@@ -583,14 +565,11 @@ class Tuner:
         account.bottleneck = self.state.limit or account.bottleneck
         if work is not None and action.do in ("switch", "keep"):
             account.load_s, account.cpu_s = work.load_s, work.cpu_s
-        if self.shared.trying is self and self.state.stage not in ("starting", "judging", "comparing"):
-            self.shared.trying = None
         if action.do == "leave":
             self._leave(str(self.state.reason))
         elif action.do in ("switch", "compare"):
             assert number is not None
             self._say_what_differs()
-            self.shared.trying = self
             if action.do == "switch":
                 later = " from the next epoch on" if self.state.is_for_next else ""
                 self.say(f"tries {counted(number, 'worker')} in place of {now}{later}")

@@ -67,10 +67,10 @@ def summary(found: Sequence[Account]) -> list[str]:
 
 
 def _few_text(account: Account) -> str:
-    from loadtune.decide.steps import num_needed  # here and below: the launcher seldom needs it
+    from loadtune.decide.steps import num_needed, num_skipped  # here and below: the launcher seldom needs it
 
     had, batch_s = account.epoch_batches or account.num_batches, account.total_s / max(1, account.num_batches)
-    needed = max(had, max(3, 2 * account.num_workers) + num_needed(account.num_workers, batch_s)) + 1
+    needed = max(had, num_skipped(account.num_workers) + num_needed(account.num_workers, batch_s)) + 1
     has = f"{counted(had, 'batch')}{' in an epoch' if account.epoch_batches else ''}"
     return f"{account.name} has {has}, and at least {needed} are needed"
 

@@ -9,8 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loadtune.records.footprint import BLOCK_BYTES, block_bytes
-from loadtune.records.memory import AllocationTrace, FitReport
+from loadtune.records.memory import BLOCK_BYTES, AllocationTrace, FitReport, block_bytes
 
 _MIB = 1 << 20
 _SMALL, _SMALL_SEGMENT = _MIB, 2 * _MIB  # requests up to the first come out of segments of the second
@@ -103,10 +102,10 @@ class Forecast:
         self._idle_bytes, self._traced_size = high.idle_bytes, high.batch_size
         self._last_step = high.step_starts[-1]
         self._events, self._budget_bytes = high.events, budget_bytes
-        asked = {event for event in low.events if event > 0}
+        asked = {num_bytes for _, num_bytes in low.events if num_bytes}
         # Sizes that do not depend on the batch: those of both traces, unless `low` also holds the scaled twin.
         self._fixed = {
-            event for event in high.events if event in asked and event * low.batch_size // high.batch_size not in asked
+            each for _, each in high.events if each in asked and each * low.batch_size // high.batch_size not in asked
         }
 
     def retries(self, batch_size: int) -> int | None:
@@ -118,19 +117,17 @@ class Forecast:
         """After these steps; its retries are those within the last one. None: it would run out of memory."""
         allocator = CachingAllocator(self._budget_bytes, self._idle_bytes)
         blocks: dict[int, Block] = {}
-        number = 0
         scale = batch_size / self._traced_size
-        for at, event in enumerate(self._events):
+        for at, (address, num_bytes) in enumerate(self._events):
             if at == self._last_step:
                 allocator.num_retries = 0
-            if event < 0:
-                allocator.free(blocks.pop(-event))
-                continue
-            number += 1
-            block = allocator.allocate(event if event in self._fixed else int(event * scale))
-            if block is None:
-                return None
-            blocks[number] = block
+            if num_bytes:
+                block = allocator.allocate(num_bytes if num_bytes in self._fixed else int(num_bytes * scale))
+                if block is None:
+                    return None
+                blocks[address] = block
+            elif address in blocks:
+                allocator.free(blocks.pop(address))
         return allocator
 
     def largest(self, at_least: int, at_most: int) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
 from loadtune.errors import WorkloadError
 from loadtune.limits.forecast import Forecast, forecast_from
 from loadtune.limits.recipe import STEP_S, nothing_fits
+from loadtune.model.workers import RAM_SHARE, SHM_SHARE
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import raise_for_the_user

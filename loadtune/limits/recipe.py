@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records.config import Precision, Recipe, TuneConfig
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.measurement import ComputePoint, RecipeChoice, TrialFailure, raise_for_the_user
+from loadtune.records.measurement import SAME, ComputePoint, RecipeChoice, TrialFailure, raise_for_the_user
 from loadtune.seams import Training
 from loadtune.units import seconds_text
 
@@ -21,9 +21,6 @@ STEP_S = 1.0
 SMALL, LARGE = 16, 4
 """A batch this many times smaller than the moderate one trains at a fraction of its rate; the compute curve ends at one
 this many times larger, where memory and `STEP_S` allow it."""
-
-MIN_GAIN = 1.01
-"""A recipe is changed for more than 1% only: below that, one second of timing on a GPU cannot tell."""
 
 HOPELESS = 2.0
 """A precision whose step takes twice as long as fp32's is emulated, not accelerated; it is not looked at further."""
@@ -70,8 +67,9 @@ class Recipes:
                 self.notes.append(f"{precision} was left out: {plain.message}")
                 failures.append(plain)
                 continue
-            self.choices.append(self._best_recipe(plain, line_s=begun_s - self.spare_s()))
+            choice = self._best_recipe(plain, line_s=begun_s - self.spare_s())
             took_s = took_s or begun_s - self.spare_s()
+            self.choices.append(choice)  # last: what is kept for the final depends on it
         if not self.choices:
             if failures[0].kind == "oom":
                 raise nothing_fits("does not fit in the free memory", failures[0])
@@ -79,24 +77,37 @@ class Recipes:
             found = f"No precision trains on this device. Found: {' '.join(self.notes)}"
             raise WorkloadError(found, failures[0].log_tail or None)
 
+    @property
+    def _timing_s(self) -> float:
+        return min(1.0, 0.002 * self.config.time_budget_s)
+
     def _timed(self, recipe: Recipe, batch_size: int) -> ComputePoint | TrialFailure:
-        return self.training.time_compute(recipe, batch_size, min(1.0, 0.002 * self.config.time_budget_s))
+        return self.training.time_compute(recipe, batch_size, self._timing_s)
 
     def _time_plain(self, precision: Precision, smallest: int, largest: int) -> ComputePoint | TrialFailure:
         """Time the plain recipe on the largest power of two up to `largest` whose step takes at most `STEP_S`, and that
-        fits, found from small ones: an emulated precision took 28 s for a step that fp32 does in 3 s."""
-        point = scout = self.training.time_compute(Recipe(precision=precision), smallest, 0.0)
+        fits. It is found from small ones, by a line through the last two: an emulated precision took 28 s for a step
+        that fp32 does in 3 s. The first line goes through the origin."""
+        point = self.training.time_compute(Recipe(precision=precision), smallest, 0.0)
         if isinstance(point, TrialFailure):
             return point
-        while (size := min(power_of_two_to(STEP_S * point.quickest_per_s), largest)) > point.batch_size:
-            larger = self._timed(point.recipe, size)
+        slope = point.quickest_step_s / smallest
+        while True:
+            # Two steps of a busy machine may be equal: then the line is taken to rise by a sixteenth of its mean.
+            slope = max(slope, point.quickest_step_s / point.batch_size / 16)
+            further = (STEP_S - point.quickest_step_s) / slope
+            size = min(power_of_two_to(min(largest, point.batch_size + further)), largest)
+            if size <= point.batch_size:
+                is_timed = 2 * point.quickest_step_s >= self._timing_s
+                return point if is_timed else self._timed(point.recipe, point.batch_size)
+            larger = self.training.time_compute(point.recipe, size, 0.0)
             if isinstance(larger, ComputePoint):
+                slope = (larger.quickest_step_s - point.quickest_step_s) / (size - point.batch_size)
                 point = larger
             elif larger.kind == "oom":
                 largest = size // 2
             else:
                 return larger
-        return self._timed(point.recipe, point.batch_size) if point is scout else point
 
     def _as_quick(self, plain: ComputePoint | TrialFailure, first: ComputePoint) -> ComputePoint | TrialFailure:
         """A failure where samples take hopelessly longer than in the first precision."""
@@ -133,7 +144,7 @@ class Recipes:
             points.append(point)
             # As fast is enough where it spares a wait for the device in each step, which shows beside a loader.
             spares = best.recipe.waits_each_step and not point.recipe.waits_each_step
-            pays = point.quickest_per_s > best.quickest_per_s * (1 / MIN_GAIN if spares else MIN_GAIN)
+            pays = point.quickest_per_s > best.quickest_per_s * (1 / (1 + SAME) if spares else 1 + SAME)
             best = point if name == asked_for or pays else best
         return RecipeChoice(chosen=best.recipe, points=tuple(points))
 

@@ -17,7 +17,7 @@ from scipy.special import bdtrc, ndtr
 from loadtune.model.fit import SCALES, SEGMENT_SD, Prediction, ThroughputModel, points_at, segments_of
 from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import Measurement
+from loadtune.records.measurement import GAIN, Measurement
 from loadtune.records.result import Bottleneck, ChangeKind, Finalist, Part, ResourceLimit, RooflinePoint, Trial
 from loadtune.statistics.interval import Interval, around_ratio
 
@@ -32,12 +32,12 @@ FAR = 0.3
 that is far from it. Eight predicted gains of 1.2 to 2.4 missed by 0.27 of it (root mean square); samples in RAM, whose
 gains are larger, by 0.3 to 0.7."""
 
-WORTH, ENOUGH = 0.01, 0.003
-"""Gain that counts; and the expected improvement, on the logarithm, below which nothing more is tried. Ending at 0.01
-left 9 and 12% of two tables' best, at 0.005 six of one, at 0.003 nothing, with 8 to 12 trials: the model is too sure of
-what it has not seen."""
+ENOUGH = 0.003
+"""Expected improvement, on the logarithm, below which nothing more is tried. Ending at 0.01 left 9 and 12% of two
+tables' best, at 0.005 six of one, at 0.003 nothing, with 8 to 12 trials: the model is too sure of what it has not
+seen."""
 
-FAIR = 6
+FAIR = 4
 """Trials that the time left is shared out among: one that takes less than its share costs no more than that. By
 improvement a second alone, replays of two tables tried cheap settings only and ended 9% and 12% short."""
 
@@ -50,9 +50,6 @@ MISSED = 0.05
 UNEXPLAINED = 1.25
 """Ratio between what the resources give and what was measured, either way, from which on no resource is named: a rate
 that far from the measured one would contradict it."""
-
-WORTH_TELLING = 1.03
-"""Gain of a change that is worth a line."""
 
 
 def propose(
@@ -135,7 +132,7 @@ def _changes(model: ThroughputModel, here: Points) -> dict[ChangeKind, Interval]
     cores = change(model, here, twice, replace(job, num_cores=2 * job.num_cores))
     loading = change(model, here, here, halved)
     found: dict[ChangeKind, Interval] = {"twice_the_cores": cores.gain, "half_the_loading": loading.gain}
-    return {kind: gain for kind, gain in found.items() if gain.value >= WORTH_TELLING}
+    return {kind: gain for kind, gain in found.items() if gain.value >= 1 + GAIN}
 
 
 def _with_workers(here: Points, num_workers: Sequence[int] | Array) -> Points:

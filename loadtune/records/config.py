@@ -3,11 +3,11 @@ options, of which command line, keywords of `tune`, checks, help and docs/option
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Literal, get_args
-
-from loadtune.records.command import script_name
 
 Precision = Literal["fp32", "fp16", "bf16", "own"]
 """Autocast's dtype; fp32 is training without autocast. fp16 comes with a GradScaler.
@@ -130,6 +130,28 @@ def is_import_path(word: str) -> bool:
     return not word.startswith(TIMM) and re.fullmatch(path, word) is not None
 
 
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "accelerate.commands.launch",
+)
+"""Programs and modules that start a script or, after ``-m``, a module."""
+
+
+def script_at(command: Sequence[str]) -> int:
+    """Index of the script: a ``.py`` file, or the module after ``-m``. 0, the program's, where there is neither."""
+    can_run_modules = False
+    for at, word in enumerate(command):
+        name = PurePath(word).name
+        is_module = can_run_modules and command[at - 1] == "-m" and name not in _LAUNCHERS
+        if word.endswith(".py") or is_module:
+            return at
+        can_run_modules |= name.startswith("python") or name in _LAUNCHERS
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What to train, by name; the training process looks the names up. ``PATH:FN`` is an import path, ``pkg.mod:name``
@@ -163,8 +185,9 @@ class WorkloadSpec:
     @property
     def title(self) -> str:
         """``FakeData + resnet50``, or ``train.py``, for people."""
-        described = f"{self.loader or self.dataset} + {self.model}"
-        return script_name(self.command) if self.command else described
+        if self.command:
+            return PurePath(self.command[script_at(self.command)]).name
+        return f"{self.loader or self.dataset} + {self.model}"
 
     @property
     def named_optimizer(self) -> OptimizerName | None:
@@ -185,7 +208,7 @@ class LiveObjects:
     """The caller's objects on their way to the training process. Never stored."""
 
     pickled: bytes
-    """The objects, pickled by `loadtune.workload.build`."""
+    """The objects, pickled by `loadtune.workload.user_code`."""
     search_path: tuple[str, ...]
     """The caller's ``sys.path``, absolute: where the modules that define the objects are found."""
 

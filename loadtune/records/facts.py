@@ -142,6 +142,8 @@ class WorkloadFacts:
     """``train.py:33``, where the script makes or iterates the DataLoader that it trains on. None: a described job."""
     own_precision: Precision | None = None
     """What the script trains in as it is. None: a described job."""
+    autocast_places: tuple[str, ...] = ()
+    """``FILE:LINE`` of the script's own autocasts that are switched off around its forward pass."""
     loader_class: str | None = None
     """Name of the user's own subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or there is a dataset."""
     fixed_batch_size: int | None = None

@@ -74,16 +74,16 @@ class Examined:
     title: str = ""
     """What to do, in a few words: ``decode with torchvision``."""
     refused: str | None = None
-    """Why the remedy cannot be used for this job. None: it can."""
+    """Why the change cannot be used for this job. None: it can."""
     before: Loading | None = None
-    """Without the remedy, timed in turn with `after`. None: the remedy does not change what is loaded."""
+    """Without the change, timed in turn with `after`. None: it does not change what is loaded."""
     after: Loading | None = None
     cheaper: Interval | None = None
     """CPU seconds of loading without it ÷ with it. None: it does not change what is loaded."""
     values: Values | None = None
     """None: they were not compared."""
     code: str = ""
-    """Lines to paste, where they depend on the job. Empty: the remedy's own lines."""
+    """Lines to paste, where they depend on the job. Empty: the change's own lines."""
 
 
 def changes_text(changes: Sequence[Examined], gain: float) -> str:

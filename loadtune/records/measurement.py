@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import Precision, Recipe
+from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.facts import HostFacts
 from loadtune.records.loading import LoadingStep
 from loadtune.records.telemetry import Telemetry
 from loadtune.statistics.interval import Interval, around
@@ -87,7 +88,7 @@ class TrialFailure:
 
     kind: FailureKind
     """``host_oom`` killed for RAM; ``hang`` no sign of life; ``user_error`` the user's code raised; ``unsupported`` by
-    the device; ``too_slow`` its queue was not turned over in time."""
+    the device; ``too_slow`` too few batches came in time."""
     phase: str
     """What was being done: ``build``, ``warm-up``, ``first batch``, ``training``, …"""
     message: str
@@ -101,6 +102,12 @@ class TrialFailure:
     def is_of_memory(self) -> bool:
         """Whether the device's memory, the RAM or /dev/shm ran out."""
         return self.kind in MEMORY_KINDS
+
+
+def is_barred(failures: Sequence[TrialFailure]) -> bool:
+    """Whether a configuration with these failures is no answer. One may be chance, and what ran beside it counts; a
+    loss that is not finite is none."""
+    return len(failures) > 1 or any(failure.kind == "non_finite_loss" for failure in failures)
 
 
 def raise_for_the_user(outcome: object) -> None:
@@ -231,3 +238,42 @@ class RecipeChoice:
     def point(self) -> ComputePoint:
         """What was timed with the chosen recipe."""
         return next(point for point in self.points if point.recipe == self.chosen)
+
+
+# What these say of a configuration
+
+DISTURBED = 0.1
+"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed."""
+
+SAME, GAIN = 0.01, 0.03
+"""Rates that differ by less are the same; and the gain from which on a change is worth a line, or a run of a final."""
+
+LAST_SHARE = 0.04
+"""Of the time budget, for what comes after the final."""
+
+MISREAD = 1.1
+"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
+
+def taken_by_others(outcome: object, host: HostFacts) -> tuple[float, str]:
+    """Share of the cores or of the GPU, whichever others used more of, and its name. 0: nothing, or not read."""
+    seen = outcome.telemetry if isinstance(outcome, Measurement) else None
+    cores = (seen and seen.others_cpu_cores) or 0.0
+    gpu = (seen and seen.gpu_others_sm_fraction) or 0.0
+    return max((cores / max(1, host.num_usable_cores), "CPU cores"), (gpu, "GPU"))
+
+
+def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
+    """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
+    same = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
+    return max((point for point in same if point.num_timings), key=lambda point: point.samples_per_s, default=None)
+
+
+def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, samples_per_s: float) -> float | None:
+    """Share of the compute-only rate. None: that rate was not timed, or is below the trained one and was timed once,
+    or is so far below it that it was misread."""
+    point = compute_rate(points, config)
+    share = None if point is None else samples_per_s / point.samples_per_s
+    if point is None or share is None or share > MISREAD:
+        return None
+    return share if share <= 1.0 or point.num_timings > 1 else None

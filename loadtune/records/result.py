@@ -1,9 +1,9 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
@@ -11,9 +11,6 @@ from loadtune.records.loading import LoadingStep
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
 from loadtune.statistics.interval import Interval, around
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 Resource = Literal["workers", "cores", "pinning", "main", "device"]
 """``workers`` the worker processes that load samples; ``cores`` the usable CPU cores, shared by loading and training;
@@ -74,10 +71,10 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedRemedy:
-    """One remedy: what was predicted of it, what was measured, and what to write."""
+    """One change of the code: what was predicted of it, what was measured, and what to write."""
 
     name: str
-    """As in ``loadtune.changes.REMEDIES``: ``uint8_transfer``."""
+    """As in ``loadtune.changes.CHANGES``: ``uint8_transfer``."""
     title: str
     """What to do, in a few words: ``send uint8 images``."""
     changes: str
@@ -104,8 +101,8 @@ class Remedies:
     """Of the contestant with changes, over the best configuration without any, 99%. None: none ran."""
 
 
-SCHEMA_VERSION = 1
-"""Of result.json. 1 (2026-11): first."""
+SCHEMA_VERSION = 2
+"""Of result.json and run.json. 1: up to version 0.2. 2 (2026-11): why a finalist is not confirmed, in figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +118,17 @@ class Attempt:
         """With what came of it."""
         more["measurement" if isinstance(outcome, Measurement) else "failure"] = outcome
         return cls(config=config, **more)
+
+
+Failed = tuple[TrialConfig, TrialFailure]
+
+
+def failures_of(attempts: Iterable[Attempt]) -> list[Failed]:
+    return [(each.config, each.failure) for each in attempts if each.failure is not None]
+
+
+def measured_of(attempts: Iterable[Attempt]) -> list[tuple[TrialConfig, Measurement]]:
+    return [(each.config, each.measurement) for each in attempts if each.measurement is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +157,12 @@ class Unconfirmed:
     """Why a configuration that was measured is never the answer."""
 
     reason: UnconfirmedReason
-    explanation: str
-    """Figures and what to do, in sentences to show after the configuration's name."""
+    config: TrialConfig
+    """What failed or reads too much: itself, or another one of its precision or of fp32."""
+    failures: tuple[TrialFailure, ...] = ()
+    """Of ``config``."""
+    compute_per_s: float | None = None
+    """The compute-only rate that it reads more than."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +229,15 @@ class Winner:
         return around(self.samples_per_s, self.half_width_fraction)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TuningResult:
-    """Everything one run measured and concluded. Written as JSON, read back equal. ``print`` shows the answer."""
+def finalist_of(finalists: Sequence[Finalist], found: TrialConfig | Winner | None) -> Finalist | None:
+    """What the confirmation measured of a configuration, or of a winner's. None: it did not measure that one."""
+    config = found.config if isinstance(found, Winner) else found
+    return next((each for each in finalists if each.config == config and each.runs), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Everything one run measured and concluded. Written as JSON, read back equal."""
 
     schema_version: int = SCHEMA_VERSION
     loadtune_version: str
@@ -257,12 +275,6 @@ class TuningResult:
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
 
-    def __repr__(self) -> str:
-        """What `loadtune run` prints at its end."""
-        lines = import_module("loadtune.report.terminal_answer").terminal_answer(self)  # above: it shows results
-        shown: str = import_module("loadtune.api.options").in_python("\n".join(lines))
-        return shown
-
     @property
     def steps(self) -> tuple[LoadingStep, ...]:
         """What takes the time of loading with the settings of ``best``, the largest share first, at most 8: each with
@@ -270,18 +282,10 @@ class TuningResult:
 
         Empty: nothing was confirmed, too little was seen, or the dataset is a stream, at which nobody looks.
         """
-        runs = [run for each in self.finalists if self.best and each.config == self.best.config for run in each.runs]
-        return next((run.steps for run in reversed(runs) if run.steps), ())
+        best = finalist_of(self.finalists, self.best)
+        return next((run.steps for run in reversed(best.runs if best else ()) if run.steps), ())
 
-    def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
-        """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it
-        is: the same dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing
-        context, timeout and ``drop_last``. Of a subclass of DataLoader nothing else is kept: a
-        UserWarning says so.
-
-        ``keep_batch_size`` takes the answer at the batch size that the run was given. A loader whose batch sampler or
-        dataset makes the batches keeps them. Warns with UserWarning where the answer is not confirmed, as
-        `best_loader_kwargs` does. Raises ResultError where there is no answer.
-        """
-        made: DataLoader[Any] = import_module("loadtune.api.adopt").apply(self, loader, keep_batch_size=keep_batch_size)
-        return made
+    def loader_kwargs(self, config: TrialConfig) -> dict[str, Any]:
+        """What ``DataLoader`` takes; without the batch size where the user's batch sampler or dataset makes batches."""
+        fixed = self.facts is not None and self.facts.fixed_batch_size is not None
+        return {name: value for name, value in config.loader.kwargs().items() if not (fixed and name == "batch_size")}

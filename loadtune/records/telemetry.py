@@ -77,4 +77,4 @@ class Progress:
     left_s: float
     """Of the time budget. A run takes no longer, and mostly less."""
     expected_s: float | None = None
-    """That the run is planned to take from now on. None: its search has not begun."""
+    """That the run is expected to take from now on. None: its search has not begun."""

@@ -1,6 +1,6 @@
 """Where memory goes, as plain data: the account of a step, its layers, the largest batch in words."""
 
-from loadtune.records.footprint import FootprintReport, LayerFootprint, StepAccount
+from loadtune.records.memory import FootprintReport, LayerFootprint, StepAccount
 from loadtune.report.tables import Table, View
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, count_text, percent_text, seconds_text

@@ -1,4 +1,4 @@
-"""The answer of a result as text for other programs: `export`, a form for each of them, and the code to paste.
+"""The answer of a result as text for other programs: a form for each of them, and the code to paste.
 
 Code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's script defines.
 """
@@ -8,14 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtune.errors import one_of
-from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
-from loadtune.records.result import TriedRemedy, TuningResult, Winner
+from loadtune.records.result import Result, TriedRemedy, Winner
 from loadtune.report.script import AUTOCAST, script_lines
-from loadtune.report.store import as_json
+from loadtune.report.sentences import answer_text, doubt_of
 from loadtune.report.tables import Section
-from loadtune.report.wording import answer_text, gain_text, remedy_text, settings_text
+from loadtune.report.wording import gain_text, remedy_text, settings_text
+from loadtune.store import as_json
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -23,36 +22,25 @@ _WIDTH = 78
 _OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
 
 
-def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) -> str:
-    """The answer of a result as text for another program.
-
-    ``format`` is a key of `FORMS`. ``keep_batch_size`` exports the answer at the batch size that the run was given,
-    instead of that at any batch size. Warns with UserWarning where the answer is not confirmed. Raises UsageError for
-    an unknown format, ResultError where the result has no answer.
-    """
-    form = FORMS[one_of("format", format, tuple(FORMS))]
-    return form(result, handed_winner(result, keep_batch_size=keep_batch_size))
-
-
-def has_own_loader(result: TuningResult) -> bool:
+def has_own_loader(result: Result) -> bool:
     """Whether the settings are for a ``DataLoader`` of the user's own, which has more arguments than those."""
     spec = result.config.workload
     return spec.loader is not None or "loader" in spec.objects or bool(spec.command)
 
 
-def loader_code(result: TuningResult, config: TrialConfig) -> str:
+def loader_code(result: Result, config: TrialConfig) -> str:
     """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch.
 
     Of a loader of the user's own the other arguments stay, such as its sampler.
     """
-    chosen = "".join(f"    {name}={value!r},\n" for name, value in loader_kwargs(result, config).items())
+    chosen = "".join(f"    {name}={value!r},\n" for name, value in result.loader_kwargs(config).items())
     others = "    shuffle=True,\n    drop_last=True,\n"
     if has_own_loader(result):
         others = "    # your other arguments, such as sampler and collate_fn\n"
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def changes_code(result: TuningResult, names: Collection[str] | None = None) -> tuple[Section, ...]:
+def changes_code(result: Result, names: Collection[str] | None = None) -> tuple[Section, ...]:
     """What to paste for each change that was tried, or of these ``names`` alone, in that order, and what it gains."""
     return tuple(
         Section(
@@ -72,19 +60,19 @@ def _gain_of(each: TriedRemedy) -> str:
     return predicted + (f"Not measured alone: {each.reason}. " if each.reason else "")
 
 
-def step_code(result: TuningResult, config: TrialConfig) -> str:
+def step_code(result: Result, config: TrialConfig) -> str:
     """Model, optimizer and training step as the recipe was measured, for the device and the batches of a result."""
     return "".join(f"{line}\n" for line in _step(result, config))
 
 
-def changed_lines(result: TuningResult, config: TrialConfig) -> list[str]:
+def changed_lines(result: Result, config: TrialConfig) -> list[str]:
     """What the recipe changes in a plain training step: lines of `step_code`, those of the loop as if outside of it."""
     plain = _step(result, replace(config, recipe=Recipe()))
     changed = (lines for lines in _step(result, config) if lines not in plain)
     return [line.removeprefix("    ") for lines in changed for line in lines.splitlines()]
 
 
-def _step(result: TuningResult, config: TrialConfig) -> list[str]:
+def _step(result: Result, config: TrialConfig) -> list[str]:
     """Lines that belong together are one. A function of the user's own has the name of the option that takes it."""
     spec, facts, device, recipe = result.config.workload, result.facts, result.device.kind, config.recipe
     # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
@@ -123,14 +111,14 @@ def _update(is_scaled: bool, accumulate: int) -> list[str]:
     return [backward, "\n    ".join([f"if number % {accumulate} == 0:", *update, clear])]
 
 
-def _recipe(result: TuningResult, winner: Winner) -> dict[str, Any]:
+def _recipe(result: Result, winner: Winner) -> dict[str, Any]:
     """By name. Empty: the user's script decides. Of a script only the precision was chosen."""
     if winner.config.precision == "own":
         return {}
     return {"precision": winner.config.precision} if result.config.workload.command else asdict(winner.config.recipe)
 
 
-def _provenance(result: TuningResult, winner: Winner) -> str:
+def _provenance(result: Result, winner: Winner) -> str:
     cores = counted(result.host.num_usable_cores, "usable core")
     how = "Confirmed" if doubt_of(result, winner) is None else "Measured, but not confirmed,"
     return (
@@ -145,25 +133,25 @@ def _assignment(name: str, values: Mapping[str, object]) -> str:
     return f"{name} = {{\n{''.join(f'    {key!r}: {value!r},{chr(10)}' for key, value in values.items())}}}\n"
 
 
-def _script(result: TuningResult, winner: Winner, said: Sequence[str], *parts: str) -> str:
+def _script(result: Result, winner: Winner, said: Sequence[str], *parts: str) -> str:
     """Parts of Python below comments: where the answer comes from, how to use it. Names may hold line breaks."""
     sentences = (" ".join(each.split()) for each in (_provenance(result, winner), *said))
     comment = "".join(f"# {line}\n" for each in sentences for line in textwrap.wrap(each, _WIDTH))
     return "\n".join([comment, *parts])
 
 
-def python(result: TuningResult, winner: Winner) -> str:
+def python(result: Result, winner: Winner) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
     others = "…" if has_own_loader(result) else "shuffle=True, drop_last=True"
     use = f"Use: DataLoader(dataset, {others}, **LOADER_KWARGS)."
-    parts = [_assignment("LOADER_KWARGS", loader_kwargs(result, winner.config))]
+    parts = [_assignment("LOADER_KWARGS", result.loader_kwargs(winner.config))]
     if recipe := _recipe(result, winner):
         use += " Train with RECIPE too: the throughput was measured with both."
         parts.append(_assignment("RECIPE", recipe))
     return _script(result, winner, [use], *parts)
 
 
-def pytorch(result: TuningResult, winner: Winner) -> str:
+def pytorch(result: Result, winner: Winner) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``.
 
     Changes of the code that gain follow as comments, because they belong into several places of that script; so is what
@@ -180,12 +168,12 @@ def pytorch(result: TuningResult, winner: Winner) -> str:
     return _script(result, winner, [], *code)
 
 
-def json(result: TuningResult, winner: Winner) -> str:
+def json(result: Result, winner: Winner) -> str:
     """The loader's arguments, the recipe and their throughput. The whole record is ``result.json``."""
     recipe, spec = _recipe(result, winner) or None, result.config.workload
     return as_json(
         {
-            "loader": loader_kwargs(result, winner.config),
+            "loader": result.loader_kwargs(winner.config),
             "recipe": recipe,
             "optimizer": None if spec.command else recipe and spec.optimizer,
             "samples_per_s": winner.samples_per_s,
@@ -200,4 +188,4 @@ def json(result: TuningResult, winner: Winner) -> str:
     )
 
 
-FORMS: Mapping[str, Callable[[TuningResult, Winner], str]] = {"python": python, "pytorch": pytorch, "json": json}
+FORMS: Mapping[str, Callable[[Result, Winner], str]] = {"python": python, "pytorch": pytorch, "json": json}

@@ -6,13 +6,12 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from shlex import quote
 from typing import Any
 
-from loadtune.records.answer import loader_kwargs
-from loadtune.records.command import script_at
-from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.result import TuningResult
+from loadtune.records.config import LoaderConfig, TrialConfig, script_at
+from loadtune.records.result import Result
 
 WIDTH = 100
 AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -27,12 +26,12 @@ _SETTINGS = {
 """Names of arguments that scripts use, in small letters alone and without what stands before a dot."""
 
 
-def script_lines(result: TuningResult, config: TrialConfig) -> list[str]:
+def script_lines(result: Result, config: TrialConfig) -> list[str]:
     """As they are typed, at most `WIDTH` wide. Empty: the script trains so as it is."""
     facts = result.facts
     own = None if facts is None else facts.own_loader
     changed = _changed(own, config.loader)
-    if "batch_size" not in loader_kwargs(result, config):  # the user's batch sampler makes the batches
+    if "batch_size" not in result.loader_kwargs(config):  # the user's batch sampler makes the batches
         changed.pop("batch_size", None)
     numbers = dict[str, tuple[int, int]]()
     for name in ("batch_size", "num_workers"):
@@ -103,18 +102,17 @@ def _wrapped(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _precision_lines(result: TuningResult, config: TrialConfig) -> list[str]:
+def _precision_lines(result: Result, config: TrialConfig) -> list[str]:
     """Of another precision than the script's own."""
     own = (result.facts and result.facts.own_precision) or "fp32"
     if config.precision in ("own", own):
         return []
     if config.precision == "fp32":
         return [f"# train in fp32: without torch.autocast{' and GradScaler' if own == 'fp16' else ''}"]
-    device = result.device.kind
-    lines = [
-        f'with torch.autocast("{device}", dtype={AUTOCAST[config.precision]}):',
-        "    ...  # your forward pass and loss",
-    ]
+    device, dtype = result.device.kind, f"dtype={AUTOCAST[config.precision]}"
+    lines = [f'with torch.autocast("{device}", {dtype}):', "    ...  # your forward pass and loss"]
+    if places := result.facts.autocast_places if result.facts else ():
+        lines = [f"# {PurePath(each).name}: enable this autocast, with {dtype}" for each in places]
     if config.precision == "fp16":
         update = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
         lines = [f'scaler = torch.amp.GradScaler("{device}")  # before the loop', *lines, update]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
 from loadtune.records.config import TrialConfig
-from loadtune.records.measurement import Measurement
-from loadtune.records.result import TuningResult, Winner
-from loadtune.report import wording
+from loadtune.records.measurement import Measurement, compute_fraction
+from loadtune.records.result import Result, Winner, finalist_of
+from loadtune.report.sentences import doubt_of, titles_text
 from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, gain_text, interval_text, recipe_text
 from loadtune.statistics.interval import Interval
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, seconds_text
@@ -71,7 +70,7 @@ def number(found: float | Interval | None, shown: Callable[[Any], str] = str) ->
     return Cell(shown(found), found.value if isinstance(found, Interval) else found)
 
 
-def best_and_baseline(result: TuningResult) -> Table | None:
+def best_and_baseline(result: Result) -> Table | None:
     """A column for each answer and one for the baseline; a line for each figure that one of them has. None: nothing was
     confirmed."""
     best, at_yours = result.best, result.best_at_your_batch
@@ -89,7 +88,7 @@ def best_and_baseline(result: TuningResult) -> Table | None:
     return Table(title=title, columns=("", *columns), rows=rows)
 
 
-def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:
+def confirmed_row(result: Result, config: TrialConfig, winner: Winner | None) -> Row:
     """``winner``: None for the baseline."""
     finalist = finalist_of(result.finalists, config)
     row = _settings(result, config)
@@ -113,7 +112,7 @@ def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | No
     return row | _measured(result, config, runs)
 
 
-def trial_table(result: TuningResult) -> list[SortedRow]:
+def trial_table(result: Result) -> list[SortedRow]:
     best, rows = result.best and not result.best.inconclusive and result.best.config, list[SortedRow]()
     for trial in result.trials:
         run, failure = trial.measurement, trial.failure
@@ -132,7 +131,7 @@ def trial_table(result: TuningResult) -> list[SortedRow]:
     return rows
 
 
-def _settings(result: TuningResult, config: TrialConfig) -> Row:
+def _settings(result: Result, config: TrialConfig) -> Row:
     """Those that are searched, and those that this run was told to fix."""
     loader, fixed = config.loader, {each.name for each in result.config.fix}
     row = {
@@ -144,10 +143,9 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
         "persistent_workers": Cell(str(loader.persistent_workers)),
         "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
         "memory format, optimizer": Cell(recipe_text(config.recipe)),
-        "change of your code": Cell(wording.titles_text(result, config) or MISSING),
+        "change of your code": Cell(titles_text(result, config) or MISSING),
     }
     optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
-    optional |= {"memory format, optimizer"} if result.config.workload.command else set()
     optional |= set() if any(trial.config.remedies for trial in result.trials) else {"change of your code"}
     assumed = result.assumed if config == result.yours else ()
     return {
@@ -157,7 +155,7 @@ def _settings(result: TuningResult, config: TrialConfig) -> Row:
     }
 
 
-def _measured(result: TuningResult, config: TrialConfig, runs: Sequence[Measurement]) -> Row:
+def _measured(result: Result, config: TrialConfig, runs: Sequence[Measurement]) -> Row:
     """Means over runs, and the largest memory."""
     seen = [run.telemetry for run in runs if run.telemetry is not None]
     on_cpu = result.device.kind == "cpu"

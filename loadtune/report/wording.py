@@ -1,20 +1,13 @@
-"""A result in words: settings, limits and failures in short; then sentences on the answer, what limits it and what each
-step and change gains."""
+"""Names and figures of a result in a few words: settings, recipes, limits, failures, gains with their intervals."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from itertools import pairwise
-from statistics import fmean
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from loadtune.records.answer import doubt_of, finalist_of, measured_of
 from loadtune.records.config import Precision, Recipe, TrialConfig
-from loadtune.records.loading import steps_text
-from loadtune.records.measurement import FailureKind, RecipeChoice
+from loadtune.records.measurement import FailureKind, RecipeChoice, TrialFailure
 from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
-from loadtune.records.result import ChangeKind, Part, Resource, ResourceLimit, TuningResult, Winner
+from loadtune.records.result import Finalist, Resource
 from loadtune.statistics.interval import Interval
-from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
+from loadtune.units import counted, number_text, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -46,22 +39,6 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
     "too_slow": "too slow",
 }
 """Of a table's width: 13 characters at most."""
-
-ASSUMED = {"batch_size", "num_workers", "pin_memory", "precision"}
-"""Settings that a user may leave out."""
-
-_MOSTLY_TEXT = {
-    ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
-    ("main", "launching"): "the training process, which launches the steps",
-    ("main", "loading"): "the training process, which loads the samples itself",
-    ("device", "copying"): "copies to the GPU",
-    ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
-}
-_LOADING: tuple[Part, ...] = ("waiting", "loading", "collating")
-_NEARLY = 0.1
-"""From which on the steps of loading are told: the probability that loading limits; where no model says that, the share
-of the time blocked in ``next(loader)``."""
-_CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
 
 
 def interval_text(found: Interval) -> str:
@@ -136,201 +113,41 @@ def recipe_line(choice: RecipeChoice) -> str:
     return f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {timed}"
 
 
-# Sentences
+QUIETER = "Run again on a quieter machine."
 
 
-def warning(result: TuningResult) -> str | None:
-    """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
-    if result.cut_short is not None:
-        num_kept = sum(each.measurement is not None for each in result.trials)
-        num_kept += sum(len(each.runs) for each in result.finalists)
-        scope = "The figures come from fewer runs than planned."
-        if result.confirmed_whole:
-            scope = "The confirmation was complete before that."
-        if result.best is None:
-            scope = "Nothing was confirmed."
-        kept = f"{counted(num_kept, 'measurement')} {'is' if num_kept == 1 else 'are'} kept. " if num_kept else ""
-        return f"Cut short: {result.cut_short.rstrip('.')}. {kept}{scope}"
-    if result.best is None:
-        return "No configuration could be confirmed."
-    doubt = None if result.best.config == result.yours else doubt_of(result, result.best)  # which `keep_text` says
-    return doubt and f"The answer is not confirmed: {doubt}"
+def non_finite_text(config: TrialConfig, failure: TrialFailure) -> str:
+    what = f"ith {settings_text(config)} {failure.message.rstrip('.')}."
+    if config.precision == "fp32":
+        return (
+            f"W{what} No precision has a wider range than fp32, so the dataset, the model or the loss gives values "
+            "that are not finite. Check that every sample is finite, and that model and loss give finite values for it."
+        )
+    return (
+        f"{config.precision} is not recommended: w{what} Leave {config.precision} out with --precision, or change the "
+        "model so that it trains in it."
+    )
 
 
-def seen_once(result: TuningResult) -> tuple[str, ...]:
-    """The best trials of a run without an answer: without and with changes of the code. Empty: it has other figures."""
-    if result.best is not None:
-        return ()
-    seen = (*_best_trial(result, changed=False), *_best_trial(result, changed=True))
-    return seen or (() if result.finalists else ("No trial was measured.",))
+def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
+    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
+    first = failures[0]
+    num_runs = counted(num_measured + len(failures), "run")
+    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
 
 
-def _best_trial(result: TuningResult, *, changed: bool) -> tuple[str, ...]:
-    """``changed``: with changes of the code, or without. Empty: none was measured."""
-    timed = {run.samples_per_s: each for each, run in measured_of(result.trials) if bool(each.remedies) == changed}
-    if not timed:
-        return ()
-    config, once = timed[max(timed)], f"{rate_text(max(timed))} (one measurement, not confirmed)"
-    what = f"With a change of your code ({titles_text(result, config)})" if changed else "The best trial"
-    return (f"{what}: {once} with {settings_text(replace(config, remedies=()))}.",)
-
-
-def titles_text(result: TuningResult, config: TrialConfig) -> str:
-    """What its changes of the code are, by their titles. Empty: it has none."""
-    titles = {each.name: each.title for each in (result.remedies.tried if result.remedies else ())}
-    return "; ".join(titles.get(name, remedy_text(name)) for name in config.remedies)
-
-
-def answer_text(result: TuningResult, winner: Winner) -> str:
-    """The answer, as every view says it: the rate and the gain, or why the user's settings stay.
-
-    The gain alone where the interval of the rate reaches 0: then only the gain is proven.
-    """
-    found, known, gain = finalist_of(result.finalists, winner), winner.throughput, winner.speedup
-    of, ranks = "", result.facts.num_ranks if result.facts else 1
-    if ranks > 1:
-        in_all = f"{number_text(ranks * known.value)} in all with {ranks * winner.config.batch_size:,} samples a step"
-        of = f" on each of {ranks} ranks ({in_all})"
-    rate = f"{interval_text(known)} samples/s{of}{' (1 run)' if found and len(found.runs) == 1 else ''}"
-    if kept := keep_text(result, winner):
-        return f"{kept} Baseline: {rate}."
-    base = "PyTorch's defaults" if set(result.assumed) >= ASSUMED else "your settings"
-    if gain is None:
-        return f"{rate}; {base} could not be measured."
-    ratio, _, interval = gain_text(gain, "99% interval ").partition(" ")
-    is_known = known.low is None or known.low > 0
-    return f"{f'{rate}, ' if is_known else ''}{ratio} {base} {interval}."
-
-
-def batch_caution(result: TuningResult) -> tuple[str, ...]:
-    """What another batch size changes in training. Empty: it is the baseline's."""
-    best, yours = result.best, result.yours
-    if best is None or yours is None or best.config.batch_size == yours.batch_size:
-        return ()
-    changed = f"Batch size {best.config.batch_size} instead of {yours.batch_size}"
-    return (f"{changed}: tune the learning rate again, check accuracy.",)
-
-
-def keep_text(result: TuningResult, winner: Winner) -> str:
-    """``Keep your settings: …`` or ``No conclusion: …``. Empty: something else than the baseline is proven better."""
-    if winner.config != result.yours:
-        return ""
-    what, where, there = "your settings", "", ""
-    if result.best is None or result.best.config != winner.config:
-        where, there = f" at batch size {winner.config.batch_size}", " there"
-    if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
-        return f"No conclusion{where}: {doubt}"
-    if set(result.assumed) >= ASSUMED:
-        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
-    most = winner.rival_gain and winner.rival_gain.high
-    gains = f"gains more than {percent_text(max(most - 1, 0.001), 1)}" if most else "is proven faster"
-    return f"Keep {what}{where}: nothing else that was tried{there} {gains}."
-
-
-def limit_sentences(result: TuningResult) -> tuple[str, ...]:
-    """The bottleneck, then the largest steps of loading where loading limits, or nearly does."""
-    model, best = result.bottleneck, finalist_of(result.finalists, result.best)
-    if model is not None and model.holds:
-        is_told = any(_loads(each) and each.probability >= _NEARLY for each in model.limits)
-    else:
-        is_told = best is not None and fmean(run.wait_fraction for run in best.runs) >= _NEARLY
-    if not (is_told and result.steps):
-        return bottleneck_sentence(result)
-    return (*bottleneck_sentence(result), f"Loading spends {steps_text(result.steps)}.")
-
-
-def _loads(limit: ResourceLimit) -> bool:
-    """Whether the resource spends most of its time on loading."""
-    return sum(limit.shares.get(part, 0.0) for part in _LOADING) > 0.5
-
-
-def bottleneck_sentence(result: TuningResult) -> tuple[str, ...]:
-    """One resource and its probability, and the largest step where it spends most of its time on loading. A limit below
-    the measured rate is none that can be told."""
-    found, best = result.bottleneck, result.best
-    if found is None or best is None:
-        return ()
-    if not found.holds:
-        missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
-        why = f"{missed}; it predicts {percent_text(found.explained)} of the measured throughput"
-        return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
-    first, rate = found.limits[0], found.limits[0].samples_per_s.value
-    mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
-    name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
-    at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
-    at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
-    steps = result.steps[:1] if _loads(first) else ()
-    step = "".join(f"; {percent_text(each.share)} of loading is {each.text}" for each in steps)
-    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}){step}.",)
-
-
-class Gain(NamedTuple):
-    name: str
-    ratio: Interval
-    """Throughput after ÷ before."""
-    is_measured: bool
-    """False: predicted by the throughput model."""
-
-
-def steps(result: TuningResult, winner: Winner) -> tuple[Gain, ...]:
-    """What each lever brings, pulled one after another from the user's settings to the answer.
-
-    Levers between which no contestant of the final stands are told together.
-    """
-    start, end = result.yours, winner.config
-    if start is None or start == end:
-        return ()
-    loader = replace(end.loader, batch_size=start.batch_size)
-    path = {
-        "baseline": start,
-        "workers and pinning": replace(start, loader=loader),
-        "precision and memory format": replace(end, loader=loader),
-        "batch size": end,
-    }
-    found, names, last = list[Gain](), list[str](), finalist_of(result.finalists, start)
-    for (_, before), (name, after) in pairwise(path.items()):
-        names += [name] if before != after else []
-        reached = finalist_of(result.finalists, after)
-        if names and last is not None and reached is not None:
-            ratio = Interval(value=reached.samples_per_s / last.samples_per_s)
-            found.append(Gain(" together with ".join(names), ratio, True))
-            names, last = [], reached
-    return tuple(found)
-
-
-def changes(result: TuningResult) -> tuple[Gain, ...]:
-    """On top of the best: the changes of the code that gain together, each by itself, then what other hardware or
-    samples are predicted to bring."""
-    found, remedies, model = list[Gain](), result.remedies, result.bottleneck
-    if remedies is not None:
-        kept = () if remedies.config is None else remedies.config.remedies
-        if kept and remedies.gain is not None:
-            found.append(Gain(" and ".join(map(remedy_text, kept)), remedies.gain, True))
-        found += [
-            Gain(remedy_text(each.name), gain, each.gain is not None)
-            for each in remedies.tried
-            if each.name not in kept and (gain := each.gain or each.predicted)
-        ]
-    if model is not None and model.holds:
-        found += [Gain(_CHANGES[kind], gain, False) for kind, gain in model.predicted.items()]
-    return tuple(found)
-
-
-def best_with_changes(result: TuningResult) -> tuple[str, ...]:
-    """One sentence: what changes bring together, over the best alone, proven or not. Empty: none was measured."""
-    found, best = result.remedies, result.best
-    if found is None or best is None:
-        return ()
-    changed = next((each for each in result.finalists if each.config.remedies), None)
-    if found.gain is None or changed is None:
-        return _best_trial(result, changed=True)
-    config, what = changed.config, titles_text(result, changed.config)
-    if (config.loader, config.precision) != (best.config.loader, best.config.precision):
-        what += f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
-    if config.batch_size != best.config.batch_size:
-        what += ". Tune the learning rate again"
-    if found.config is None:
-        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {what}.",)
-    on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
-    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(changed.samples_per_s)}"
-    return (f"A change of your code gains {gain}: {what}.",)
+def unconfirmed_text(finalist: Finalist) -> str | None:
+    """Why it is never the answer, with figures and what to do, after its name. None: nothing rules it out."""
+    why = finalist.unconfirmed
+    if why is None:
+        return None
+    if why.reason == "non_finite_loss":
+        return non_finite_text(why.config, why.failures[0])
+    if why.reason == "failed":
+        cause = "Remove the cause and run again: training for hours would meet it too."
+        return f"{failures_text(len(finalist.runs), why.failures)}. {cause}"
+    return (
+        f"it reads {rate_text(finalist.samples_per_s)}, more than its compute-only rate of "
+        f"{rate_text(why.compute_per_s)}: one of the two rates is wrong, because no loader makes a step faster. "
+        f"{QUIETER}"
+    )

@@ -1,1 +1,1 @@
-"""A run: what it has found, says and keeps (`state`), its time (`budget`), and how it times (`measure`)."""
+"""A run: what it has found, says and keeps, and its time (`state`); how it times (`measure`)."""

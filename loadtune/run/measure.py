@@ -9,19 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.records.answer import DISTURBED, is_barred, taken_by_others
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.facts import HostFacts
-from loadtune.records.measurement import Measurement, TrialFailure, Window, non_finite_loss
-from loadtune.report.wording import FAILURE_TEXT, settings_text
-from loadtune.run.budget import Budget
-from loadtune.run.state import Journal, State
+from loadtune.records.measurement import (
+    DISTURBED,
+    Measurement,
+    TrialFailure,
+    Window,
+    is_barred,
+    non_finite_loss,
+    taken_by_others,
+)
+from loadtune.run.state import Budget, Journal, State
 from loadtune.seams import Clock, Listener, Sensor, Training
 from loadtune.statistics.rate import samples_per_s
-from loadtune.units import counted, percent_text, rate_text, seconds_text
+from loadtune.units import counted, percent_text, seconds_text
 
 SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
-"""Of the measured part of a segment, at most, where a queue is turned over in less: seconds, share of the time budget,
+"""Of the measured part of a segment, at most, where every worker delivers in less: seconds, share of the time budget,
 and seconds at the least. More segments tell more than longer ones."""
 
 WINDOW_S = 0.4
@@ -57,8 +62,8 @@ class Segment:
     `SETTLING` times ``max_s`` seconds it ends once every worker delivered (`settled` is then False). Without workers
     the first window may count. A queue that grows or shrinks is corrected for.
 
-    **Measuring** lasts until the queue is turned over once. It lasts half of ``max_s`` and until every worker delivered
-    `ROUNDS` times, but no longer than ``max_s`` for that.
+    **Measuring** lasts until every worker delivered once more. It lasts half of ``max_s`` and until every worker
+    delivered `ROUNDS` times, but no longer than ``max_s`` for that.
     """
 
     def __init__(self, loader: LoaderConfig, max_s: float, limit_s: float = math.inf) -> None:
@@ -87,7 +92,7 @@ class Segment:
 
     def _is_enough(self) -> bool:
         seconds, num_steps = sum(w.seconds for w in self.kept), sum(w.num_steps for w in self.kept)
-        if len(self.kept) < FEWEST_STEPS or num_steps < self._loader.num_prefetched or samples_per_s(self.kept) <= 0:
+        if len(self.kept) < FEWEST_STEPS or num_steps < self._loader.num_workers or samples_per_s(self.kept) <= 0:
             return False
         is_long = seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
         return seconds >= self._max_s or (is_long and len(self.kept) >= FEWEST_WINDOWS)
@@ -97,9 +102,9 @@ def expected_seconds(
     configs: Sequence[TrialConfig], rates: NDArray[np.float64], sample_s: float
 ) -> NDArray[np.float64]:
     """What the shortest segment of each takes at these samples/s, a worker loading a sample in ``sample_s``: start and
-    fill, a round of the workers that settles, one turnover of the queue."""
+    fill, a round of the workers that settles, and one that is measured."""
     loaders = [config.loader for config in configs]
-    settings = [(each.batch_size, each.num_workers, max(FEWEST_STEPS, each.num_prefetched)) for each in loaders]
+    settings = [(each.batch_size, each.num_workers, max(FEWEST_STEPS, each.num_workers)) for each in loaders]
     batches, workers, measured = np.array(settings, float).reshape(-1, 3).T
     with np.errstate(divide="ignore"):  # a rate of 0 takes for ever
         step_s = (workers + measured + WARM_STEPS) / rates
@@ -134,8 +139,13 @@ class Run:
         """What a rank has of the machine now."""
         return self._host_now().shared_by(self.state.facts.num_ranks if self.state.facts else 1)
 
+    @property
+    def segment_s(self) -> float:
+        """Of the measured part of a segment, at most, where every worker delivers in less."""
+        return max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
+
     def timed(self, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
-        """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
+        """``limit_s``: seconds after which a segment that has not seen enough is given up.
 
         A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
         fails the first one does, unless the loss was not finite."""
@@ -157,9 +167,8 @@ class Run:
     def _timed_once(self, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
         self.journal.running = config
         self.journal.tell()
-        max_s = max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * self.budget.total_s))
         try:
-            return self.run_trial(config, Segment(config.loader, max_s, limit_s))
+            return self.run_trial(config, Segment(config.loader, self.segment_s, limit_s))
         except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
             if isinstance(error, OutOfTimeError) or not config.remedies:
                 raise
@@ -200,15 +209,3 @@ class Run:
             differing=ran.differing,
             epoch_samples=facts.dataset_length if facts else None,
         )
-
-
-def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure) -> str:
-    what = settings_text(config)
-    if isinstance(outcome, TrialFailure):
-        return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})"
-    text, seen = f"{what}: {rate_text(outcome.samples_per_s)}", outcome.telemetry
-    if seen is None:
-        return text
-    gpu = {"GPU": seen.gpu_utilization_fraction, "SM": seen.gpu_sm_activity_fraction}
-    used = [f"{name} {percent_text(share)}" for name, share in gpu.items() if share is not None]
-    return ", ".join((text, *used, f"CPU {percent_text(seen.cpu_utilization_fraction)}"))

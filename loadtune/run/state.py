@@ -1,35 +1,46 @@
-"""What a run has found so far: on disk after each measurement, and frozen into a `TuningResult` at any moment. And its
-journal: progress to a listener, notes for the user, the time of each stage.
+"""What a run has found so far: on disk after each measurement, and frozen into a `Result` at any moment. Its time
+budget. And its journal: progress to a listener, notes for the user, the time of each stage.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import msgspec
 
 from loadtune.changes.stack import Step
 from loadtune.errors import LoadtuneError
-from loadtune.records.answer import Failed, failures_of, measured_of
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
+from loadtune.records.measurement import LAST_SHARE, ComputePoint, Measurement, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.result import SCHEMA_VERSION, Attempt, Bottleneck, Finalist, Remedies, Trial, TuningResult, Winner
+from loadtune.records.result import (
+    SCHEMA_VERSION,
+    Attempt,
+    Bottleneck,
+    Failed,
+    Finalist,
+    Remedies,
+    Result,
+    Trial,
+    Winner,
+    failures_of,
+    measured_of,
+)
 from loadtune.records.telemetry import Progress
-from loadtune.report.store import RUN_FILE, read_record, write_whole
-from loadtune.run.budget import Budget
-from loadtune.seams import Listener
+from loadtune.seams import Clock, Listener
+from loadtune.store import RUN_FILE, read_record, write_whole
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Resumable:
-    """All of a run that is stored while it goes on. Fields as in `TuningResult`.
+    """All of a run that is stored while it goes on. Fields as in `Result`.
 
     Those without a default are of its last part: since it began, or since it was resumed.
     """
@@ -90,7 +101,7 @@ class State(Resumable):
     cut_short: str | None = None
     interrupted_by: str | None = None
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    earlier: TuningResult | None = None
+    earlier: Result | None = None
     """Of before the run was resumed. Its answer stands until another is confirmed."""
 
 
@@ -103,6 +114,33 @@ def write_run(run: Resumable, folder: Path) -> None:
 def read_run(folder: Path, *, to_import: bool = False) -> Resumable:
     """What the run in this folder found so far. Raises ResultError as `read_record` does."""
     return read_record(folder / RUN_FILE, Resumable, "run", or_else="run without --resume", to_import=to_import)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """``total_s`` seconds from the moment ``began_s`` on. A limit: no stage has a share of it."""
+
+    clock: Clock
+    total_s: float
+    began_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Below 0 it is overdrawn."""
+        return self.began_s + self.total_s - self.clock()
+
+    @property
+    def measuring_s(self) -> float:
+        """Seconds left in which anything may be measured. The last ones are for what comes after the final."""
+        return self.left_s - LAST_SHARE * self.total_s
+
+    def until(self, share: float) -> float:
+        """The moment at which this share of the time now left is spent."""
+        return self.clock() + share * max(0.0, self.left_s)
+
+
+USUAL_RUNS = 9
+"""Of a final: three rounds of three contestants. By it the time that a run will take is told."""
 
 
 @dataclass(slots=True)
@@ -118,6 +156,10 @@ class Journal:
     stage_name: str = "start"
     stage_began_s: float = 0.0
     running: TrialConfig | None = None
+    line: Callable[[State, object], str] = lambda state, found: str(found)
+    """What was found, in a line."""
+    cautions: Callable[[State, object], Iterable[str]] = lambda state, found: [str(found)]
+    """What to know of it before trusting the answer, in whole sentences."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -137,10 +179,10 @@ class Journal:
             self.state.early_notes = tuple(self.notes)
         write_run(self.state, self.folder)
 
-    def note(self, *sentences: str | None) -> None:
+    def note(self, *found: object) -> None:
         """Keep what the user should read before trusting the answer, and show it now. None: there is nothing to say."""
-        for sentence in sentences:
-            if sentence is not None and sentence not in self.notes:
+        for sentence in (text for each in found if each is not None for text in self.cautions(self.state, each)):
+            if sentence not in self.notes:
                 self.notes.append(sentence)
                 self.tell(sentence, warning=True)
 
@@ -154,8 +196,8 @@ class Journal:
                 self.note(f"{failed}: {reason.rstrip('.')}.")
             return None
 
-    def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
-        """Show the listener where the run stands."""
+    def tell(self, found: object = None, *, warning: bool = False, rate: float | None = None) -> None:
+        """Show the listener where the run stands, and what was found."""
         listener, state = self.listener, self.state
         if listener is None:
             return
@@ -164,7 +206,7 @@ class Journal:
         best_config, best = max(seen, key=lambda each: each[1].score, default=(None, None))
         progress = Progress(
             stage=self.stage_name,
-            message=message,
+            message=None if found is None else self.line(state, found),
             warning=warning,
             number=len(state.confirmed if self.stage_name == "confirm" else state.trials) + 1,
             num_trials=state.config.num_trials,
@@ -173,14 +215,25 @@ class Journal:
             best_samples_per_s=best.samples_per_s if best else None,
             best_config=best_config,
             left_s=max(0.0, self.budget.left_s),
-            expected_s=self.budget.planned_s(self.stage_name, self.stage_began_s),
+            expected_s=self.expected_s,
         )
         self.aside("Progress could not be shown", lambda: listener(progress))
 
-    def result(self) -> TuningResult:
+    @property
+    def expected_s(self) -> float | None:
+        """That the run takes from now on, if all trials are made and last as those so far. None: before the search."""
+        state, left_s = self.state, max(0.0, self.budget.left_s)
+        if self.stage_name in ("start", "calibrate"):
+            return None
+        num_trials = state.config.num_trials - len(state.trials) if self.stage_name == "study" else 0
+        num_runs = max(0, num_trials) + max(1, USUAL_RUNS - len(state.confirmed))
+        took_s = [measured.seconds for _, measured in state.timed]
+        return min(left_s, num_runs * fmean(took_s)) if took_s else left_s
+
+    def result(self) -> Result:
         """Everything found until now."""
-        names = {each.name for each in fields(TuningResult)} & {each.name for each in fields(State)}
+        names = {each.name for each in fields(Result)} & {each.name for each in fields(State)}
         own: dict[str, Any] = {name: getattr(self.state, name) for name in names}
         own |= {"ceilings": tuple(self.state.ceilings), "trials": tuple(self.state.trials), "notes": tuple(self.notes)}
         own |= {"loadtune_version": self.state.version, "stage_seconds": dict(self.stage_seconds)}
-        return TuningResult(seconds=self.budget.clock() - self.budget.began_s, **own)
+        return Result(seconds=self.budget.clock() - self.budget.began_s, **own)

@@ -8,22 +8,21 @@ import atexit
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from functools import partial
 from multiprocessing import util
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from loadtune.errors import ScriptEndedError
 from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
-from loadtune.script.ranks import Hello
+from loadtune.inflight.hook import is_worker
 from loadtune.training.__main__ import leave, watch_lifeline
 
 if TYPE_CHECKING:
-    from loadtune.script.handover import Handover
+    from loadtune.script.session import Handover
 
 RUN_VARIABLE = "LOADTUNE_RUN"
 """Set by the controller for the script: ``{"folder": …, "socket": …}``, as JSON, perhaps with ``audit``."""
@@ -36,6 +35,16 @@ _LONG = 1_000_000
 """``len()`` of a loader that may train: frameworks end an epoch by counting."""
 
 
+class Hello(NamedTuple):
+    """What a rank says first."""
+
+    rank: int
+    num_ranks: int
+    """Of the job; some may load nothing, and then never say a word."""
+    num_here: int
+    """Of these on its machine."""
+
+
 def install() -> None:
     """Called once torch's DataLoader is imported. Torch may not be imported to its end."""
     import torch.utils.data.dataloader as module
@@ -46,13 +55,8 @@ def install() -> None:
 
     def here() -> bool:
         """Whether this is the script's own process and thread, and no worker of a loader."""
-        from multiprocessing import current_process
-
-        from torch.utils.data import get_worker_info
-
-        if bench and bench[0].pid != os.getpid():
-            return False
-        return get_worker_info() is None and not current_process().daemon and not (bench and bench[0].is_loading)
+        is_others = bench and (bench[0].pid != os.getpid() or bench[0].is_loading)
+        return not is_others and not is_worker()
 
     def _get_iterator(self: Any) -> Any:
         if not here():
@@ -107,9 +111,7 @@ class Bench:
         from loadtune.inflight.iterator import place_of
         from loadtune.stream import torch_private as private
 
-        base = private.MultiProcessIterator if loader.num_workers else private.SingleProcessIterator
-        made = type("Bench", (_Iterator, base), {})
-        return made(self, loader, place_of(frame))
+        return private.as_torchs(_Iterator, loader.num_workers > 0)(self, loader, place_of(frame))
 
     def has_trained(self, key: Any) -> bool:
         """Whether the loop trains on this loader: asked at each of its batches."""
@@ -128,8 +130,7 @@ class Bench:
 
     def begin(self, loader: Any, key: Any, place: str) -> None:
         """This loader trains. The session begins with the next batch."""
-        from loadtune.script.handover import Handover
-        from loadtune.script.session import Script, serve_script
+        from loadtune.script.session import Handover, Script, serve_script
 
         self.trains = key
         accumulate = max(1, round((self.num_delivered - 1) / max(1, self.precisions.num_steps)))
@@ -226,10 +227,8 @@ def _rank() -> tuple[int, int]:
     return rank(), num_ranks()
 
 
-def _connected(address: str) -> Connection:
-    with socket.socket(socket.AF_UNIX) as made:
-        try:
-            made.connect(address)
-        except OSError:  # the controller is gone
-            leave(1)
-        return Connection(made.detach())
+def _connected(address: str) -> Any:
+    try:
+        return Client(address, "AF_UNIX")
+    except OSError:  # the controller is gone
+        leave(1)

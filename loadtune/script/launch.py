@@ -1,17 +1,22 @@
 """Starts a script so that the kernel keeps it from changing what exists: ``python -I -S launch.py PLAN COMMAND...``.
+Tidies up after it where nobody else does: ``python -I -S launch.py FOLDER``. Imports nothing of loadtune.
 
-This process becomes the script: same process id, folder, environment and open files. Its mounts are those of a mount
-namespace of its own: they end with the last process in it. Imports nothing of loadtune.
+The first process becomes the script: same process id, folder, environment and open files. Its mounts are those of a
+mount namespace of its own: they end with the last process in it.
 """
 
 import ctypes
 import json
 import os
+import shutil
 import signal
 import struct
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 NOT_STARTED = 125
@@ -24,6 +29,8 @@ _READ_ONLY, _BIND, _RECURSIVE, _PRIVATE = 1, 1 << 12, 1 << 14, 1 << 18
 _MOUNT_SETATTR, _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 442, 444, 445, 446  # the same on all architectures
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _WRITES = _WRITE_FILE | _TRUNCATE | sum(1 << bit for bit in range(4, 14))  # the others make, remove and move files
+_PATIENCE_S, _TIDYING_S = 30.0, 1.0
+"""For the script's processes in all; and for those to tidy up that notice themselves that the controller is gone."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -145,8 +152,44 @@ def _call(name: str, *arguments: str | bytes | int | None) -> int:
     return answer
 
 
-def main() -> None:
-    plan, argv = json.loads(sys.argv[1]), sys.argv[2:]
+def processes_of(folder: str) -> set[int]:
+    """Whose environment names this folder, whoever is their parent now."""
+    found = set[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone, or of another user
+            if os.fsencode(folder) in (process / "environ").read_bytes():
+                found.add(int(process.name))
+    return found
+
+
+def remove(folder: str) -> bool:
+    """Whether it is gone. In an overlay's folders are some that nobody may read."""
+    for inside, names, _ in os.walk(folder):  # from the top down
+        for path in (os.path.join(inside, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(FileNotFoundError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+    return not os.path.exists(folder)
+
+
+def tidy(folder: str) -> None:
+    """Once the controller is gone, which holds our standard input open: end what runs of the script, and remove its
+    folder. A script cannot remove it, as it is a mount there."""
+    if sys.stdin.buffer.read():  # the controller does it itself
+        return
+    until = time.monotonic() + _PATIENCE_S
+    time.sleep(_TIDYING_S)
+    while time.monotonic() < until:
+        for process in (left := processes_of(folder)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if not left and remove(folder):
+            break
+        time.sleep(0.1)
+
+
+def start(plan: dict[str, Any], argv: list[str]) -> None:
     try:
         if plan["way"] == "overlay":
             cover(**plan["with"])
@@ -166,4 +209,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 2:
+        tidy(sys.argv[1])
+    else:
+        start(json.loads(sys.argv[1]), sys.argv[2:])

@@ -5,7 +5,7 @@ to the loop's thread.
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -15,12 +15,15 @@ from torch.optim import Optimizer, optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadtune.records.config import MemoryFormat, Recipe
-from loadtune.workload.tasks import AUTOCAST_DTYPES
+from loadtune.workload.build import AUTOCAST_DTYPES
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 """Operations in which nearly all of the time goes, and which autocast casts."""
-_Place = tuple[CodeType, int]
-"""Code that enters an autocast, and its line."""
+_WHOLE = 0.9
+"""Share of a forward pass, by the elements of its products, that a switch of the loop's holds at the least. Attention
+in float32 holds up to two thirds."""
+_OF_TORCH = ("torch/amp/", "torch/cuda/amp/", "torch/cpu/amp/", "/contextlib.py")
+"""Parts of the names of files that enter an autocast for somebody else."""
 
 
 class Precisions:
@@ -36,24 +39,30 @@ class Precisions:
         self._laid_out: MemoryFormat = "contiguous"
         self._optimizers = WeakSet[Optimizer]()
         self._probe: _Products | None = None
-        self._off = dict[int, _Place]()
+        self._off = dict[int, str]()
         """Places of the autocasts that were entered and are disabled, outermost first, by their ids."""
-        self._switches = set[_Place]()
-        """Those around most products, as ``autocast(enabled=args.amp)`` is. Others protect a part of the model."""
+        self._on = set[int]()
+        """Ids of those that are enabled."""
+        self.switches = set[str]()
+        """``FILE:LINE`` of the disabled ones around the whole forward pass, as ``autocast(enabled=args.amp)`` is.
+        Others protect a part of the model."""
+        self._is_captured = False
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
         torch.autograd.backward = self._backward(torch.autograd.backward)
         autocast: Any = torch.amp.autocast_mode.autocast
         autocast.__enter__, autocast.__exit__ = self._entering(autocast.__enter__), self._leaving(autocast.__exit__)
+        torch.cuda.graph.__enter__ = self._capturing(torch.cuda.graph.__enter__)  # type: ignore[method-assign]
 
     def may_lay_out(self) -> bool:
-        """Whether weights of convolutions can be laid out in another way: neither a process group nor compiled code
-        counts on their layout. Known after the first step."""
-        compiled = sys.modules.get("torch._dynamo.utils")
-        if distributed.is_initialized() or (compiled is not None and compiled.counters["frames"]["total"]):
+        """Whether weights of convolutions can be laid out in another way: neither a process group nor compiled or
+        captured code counts on their layout. Known after the first step."""
+        compiled, is_fixed = sys.modules.get("torch._dynamo.utils"), self._is_captured
+        is_fixed |= distributed.is_available() and distributed.is_initialized()
+        if is_fixed or (compiled is not None and compiled.counters["frames"]["total"]):
             return False
         weights = [weight for _, weight in self._weights()]
-        return bool(weights) and all(each.is_contiguous() for each in weights)
+        return bool(weights) and all(each.layout is torch.strided and each.is_contiguous() for each in weights)
 
     def begin(self, recipe: Recipe, *, is_probed: bool = False) -> None:
         """As the loop gets a batch. ``is_probed``: what products compute in is noted up to `end`."""
@@ -72,7 +81,10 @@ class Precisions:
         if probe is None:
             return Counter()
         probe.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._switches |= {place for place, num in probe.off.items() if 2 * num > probe.num_forward}
+        by_file = Counter[str]()
+        for place, num in probe.off.items():
+            by_file[place.rpartition(":")[0]] += num
+        self.switches |= {e for e in probe.off if by_file[e.rpartition(":")[0]] > _WHOLE * probe.num_forward}
         return probe.seen
 
     def pause(self) -> None:
@@ -139,10 +151,12 @@ class Precisions:
                 return before(own)
             if own._enabled:
                 self.own = names.get(own.fast_dtype, self.own)
+                self._on.add(id(own))
+            elif self._on:  # within one of the loop's: it protects a part
+                return before(own)
             else:
-                frame = sys._getframe(1)
-                self._off[id(own)] = place = frame.f_code, frame.f_lineno
-                if place not in self._switches:
+                self._off[id(own)] = place = _place(sys._getframe(1))
+                if place not in self.switches:
                     return before(own)
             if self._asked == "own":
                 return before(own)
@@ -159,17 +173,32 @@ class Precisions:
     def _leaving(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def leave(own: Any, *raised: Any) -> Any:
             self._off.pop(id(own), None)
+            self._on.discard(id(own))
             return before(own, *raised)
 
         return leave
+
+    def _capturing(self, before: Callable[[Any], None]) -> Callable[[Any], None]:
+        def capture(graph: Any) -> None:
+            self._is_captured = True
+            before(graph)
+
+        return capture
+
+
+def _place(frame: FrameType) -> str:
+    """``FILE:LINE`` of the code that wants an autocast."""
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _OF_TORCH):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what products return, its elements by their type; of a forward pass, those in disabled autocasts, too."""
 
-    def __init__(self, off: Mapping[int, _Place]) -> None:
+    def __init__(self, off: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen, self.num_forward, self.off = Counter[str](), 0, Counter[_Place]()
+        self.seen, self.num_forward, self.off = Counter[str](), 0, Counter[str]()
         self._off = off
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,8 @@
-"""The process of the user's script from the outside. Needs no torch."""
+"""The process of the user's script from the outside, and what its ranks say, put together. Needs no torch.
 
-import json
+Each rank has a session of its own, and all answer the same requests.
+"""
+
 import math
 import os
 import select
@@ -8,32 +10,55 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from loadtune.errors import UsageError
-from loadtune.records.facts import Device
-from loadtune.records.measurement import TrialFailure
-from loadtune.script import janitor, protect
-from loadtune.script.bench import RUN_VARIABLE
-from loadtune.script.launch import below
+from loadtune.inflight.environment import hooked
+from loadtune.inflight.ranks import Word, differences
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.measurement import TrainingRun, TrialFailure, Window
+from loadtune.records.memory import FitReport
+from loadtune.script import launch, protect
+from loadtune.script.bench import RUN_VARIABLE, Hello
 from loadtune.script.protect import Protection
-from loadtune.script.ranks import Hello, Rank, cause, next_message
 from loadtune.stream.shm_cleanup import kill_group
-from loadtune.training.process import BoundedLog, TrainingProcess, environment_of
-from loadtune.training.protocol import STOP, Answer, Begin, Message, Place
+from loadtune.training.process import STOP, Answer, Begin, BoundedLog, Message, Place, TrainingProcess, environment_of
 
-_INJECTED = Path(__file__).parents[1] / "inflight" / "inject"
 _OFF = {"LOADTUNE_TUNING": "1", "WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": ""}
 """What the script is told: it is tuned, and nothing of it is logged elsewhere."""
 _PATIENCE_S = 10.0
 """With the other ranks, once one trains: each does after its second step, and they step together."""
 _FAILING_S = 2.0
 """For the other ranks to fail, once one did."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One that trains."""
+
+    connection: Connection
+    said: Hello
+    heard: deque[Message] = field(default_factory=deque)
+    """What is still to be put together with what the others say."""
+    trained_s: float = 0.0
+    """In windows of this request."""
+    waited_s: float = 0.0
+    """Seconds of these in which it waited for data."""
+    has_ended: bool = False
+
+    @property
+    def failure(self) -> Answer | None:
+        """What it answered where that is no result."""
+        last = self.heard[-1] if self.heard else None
+        failed = isinstance(last, Answer) and (last.value is None or isinstance(last.value, TrialFailure | Exception))
+        return last if failed else None  # type: ignore[return-value]
 
 
 class ScriptProcess(TrainingProcess):
@@ -64,16 +89,14 @@ class ScriptProcess(TrainingProcess):
         environment = environment_of(device, scratch)
         if others:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join((device.uuid or "", *others))
-        known = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{_INJECTED}{os.pathsep}{known}" if known else str(_INJECTED)
         given: dict[str, object] = {"folder": str(scratch), "socket": str(self._address)}
         given["step"] = os.environ.get("SLURM_STEPID")
         if protection.way == "audit":
-            caches = [each for each in protect.caches_of(os.environ) if not below(os.getcwd(), each)]
+            caches = [each for each in protect.caches_of(os.environ) if not launch.below(os.getcwd(), each)]
             given["audit"] = {"began_s": protection.began_s, "free": [str(scratch), *caches]}
-        environment |= _OFF | {RUN_VARIABLE: json.dumps(given)}
-        self._janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", janitor.__file__, str(scratch)], stdin=subprocess.PIPE, start_new_session=True
+        environment = hooked(environment | _OFF, RUN_VARIABLE, given)
+        self._tidying = subprocess.Popen(
+            [sys.executable, "-I", "-S", launch.__file__, str(scratch)], stdin=subprocess.PIPE, start_new_session=True
         )
         protect.forget(scratch)
         argv = protect.command(protection, command, Path.cwd(), scratch, keep=[scratch])
@@ -176,10 +199,101 @@ class ScriptProcess(TrainingProcess):
         return ()
 
     def _close_all(self) -> None:
-        for process in janitor.processes_of(str(self._address.parent)):  # ranks may be in groups of their own
+        for process in launch.processes_of(str(self._address.parent)):  # ranks may be in groups of their own
             with suppress(ProcessLookupError):
                 kill_group(os.getpgid(process))
-        self._janitor.communicate(b"the folder is wanted")
+        self._tidying.communicate(b"the folder is wanted")
         self._server.close()
         for each in self._connections:
             each.close()
+
+
+def next_message(ranks: Sequence[Rank]) -> Message | None:
+    """Of all of them together; None: not all have said theirs."""
+    for rank in ranks:
+        if rank.heard and (len(ranks) == 1 or isinstance(rank.heard[0], str)):
+            return rank.heard.popleft()
+    return _merged(ranks, [each.heard.popleft() for each in ranks]) if all(each.heard for each in ranks) else None
+
+
+def cause(ranks: Sequence[Rank]) -> Answer | None:
+    """Of several of which one failed: what that says, and not what follows for the others, whose collectives break.
+    None: a rank just ended, and so will what started it."""
+    found = [(rank.said.rank, each) for rank in ranks if (each := rank.failure) is not None]
+    number, answer = min(found, key=lambda each: _follows(each[1].value), default=(0, None))
+    if answer is None or (_follows(answer.value) == _MAY_FOLLOW and any(rank.has_ended for rank in ranks)):
+        return None
+    value = answer.value
+    if isinstance(value, TrialFailure):
+        value = replace(value, message=f"Rank {number}: {value.message}")
+    return Answer(value, healthy=False)
+
+
+_MAY_FOLLOW = 2
+
+
+def _follows(value: object) -> int:
+    """How likely it is that it follows from another rank's failure."""
+    if not isinstance(value, TrialFailure):
+        return 1
+    return 0 if value.is_of_memory else _MAY_FOLLOW if value.kind == "crash" else 1
+
+
+def _merged(ranks: Sequence[Rank], said: Sequence[Any]) -> Message:
+    """What the ranks said to one request, or their windows of the same steps: the slowest or fullest counts."""
+    first = said[0]
+    if isinstance(first, Window):
+        for rank, window in zip(ranks, said, strict=True):
+            rank.trained_s, rank.waited_s = rank.trained_s + window.seconds, rank.waited_s + window.wait_s
+        # What was taken from a queue that ran down is no throughput: the rank counts that lives off it most.
+        slowest: Window = min(said, key=lambda each: (each.queue_end or 0.0) - (each.queue_start or 0.0))
+        return replace(slowest, wait_s=max(each.wait_s for each in said))
+    values: list[Any] = [each.value for each in said]
+    merge: dict[type, Callable[[Sequence[Any]], object]]
+    merge = {FitReport: _fullest, TrainingRun: partial(_slowest, ranks), WorkloadFacts: partial(_facts, ranks)}
+    together = merge.get(type(values[0]))
+    return Answer(together(values) if together else values[0], all(each.healthy for each in said))
+
+
+def _fullest(reports: Sequence[FitReport]) -> FitReport:
+    """By the share of its budget that a rank took."""
+    return max(reports, key=lambda each: (not each.fits, (each.peak_bytes or 0) / (each.budget_bytes or 1)))
+
+
+def _slowest(ranks: Sequence[Rank], runs: Sequence[TrainingRun]) -> TrainingRun:
+    words = [
+        Word(
+            rank=rank.said.rank,
+            cores="",
+            num_cores=1.0,
+            load_s=run.batch_s or None,
+            waiting=rank.waited_s / max(1e-9, rank.trained_s),
+            is_settled=True,
+        )
+        for rank, run in zip(ranks, runs, strict=True)
+    ]
+    for rank in ranks:
+        rank.trained_s = rank.waited_s = 0.0
+    peaks = [each.peak_allocated_bytes for each in runs if each.peak_allocated_bytes is not None]
+    slowest = max(runs, key=lambda each: each.batch_s)
+    differing = tuple(differences(words).values())
+    return replace(slowest, peak_allocated_bytes=max(peaks, default=None), differing=differing)
+
+
+def _facts(ranks: Sequence[Rank], facts: Sequence[WorkloadFacts]) -> WorkloadFacts:
+    """What can be trained on all of these ranks."""
+
+    def least(name: str) -> Any:
+        return min((value for each in facts if (value := getattr(each, name)) is not None), default=None)
+
+    slowest = max(facts, key=lambda each: each.sample_s)
+    bounds = {name: least(name) for name in ("dataset_length", "max_workers", "fixed_batch_size")}
+    return replace(
+        facts[0],
+        **bounds,
+        num_ranks=len(facts),
+        budgets_bytes={str(rank.said.rank): each.budgets_bytes["0"] for rank, each in zip(ranks, facts, strict=True)},
+        memory_capacity_bytes=least("memory_capacity_bytes"),
+        sample_s=slowest.sample_s,
+        sample_cpu_s=slowest.sample_cpu_s,
+    )

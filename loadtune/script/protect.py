@@ -19,7 +19,6 @@ from typing import Literal
 
 from loadtune.errors import UsageError
 from loadtune.script import launch
-from loadtune.script.janitor import remove
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/snap", "/usr", "/var")
 """Folders that stay read-only unless one is named by an argument, or is the working folder."""
@@ -95,7 +94,7 @@ def command(
 
 def forget(scratch: Path, *, caches: bool = False) -> None:
     """Remove what the last start wrote; with ``caches`` what all did. Of its processes none may run any more."""
-    remove(str(scratch / "layers" / ("" if caches else "start")))
+    launch.remove(str(scratch / "layers" / ("" if caches else "start")))
 
 
 def covered(argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:

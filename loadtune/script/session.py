@@ -1,32 +1,73 @@
-"""The session of a training process, whose steps are those of the user's loop."""
+"""The session of a training process, whose steps are those of the user's loop. Both run in one thread, by turns, each a
+greenlet: a turn costs a microsecond, and signals and what torch keeps by thread are those of the loop.
+"""
 
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Client, Connection
+from typing import Any, NamedTuple
 
 import torch
+from greenlet import getcurrent, greenlet
 from torch import nn
 
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.script.bench import Bench
-from loadtune.script.handover import Handover
-from loadtune.script.ranks import Lead
 from loadtune.training.__main__ import leave
 from loadtune.training.describe import describe, precisions_of
-from loadtune.training.protocol import TRY, Begin, Line
+from loadtune.training.process import TRY, Begin, Line, Place
 from loadtune.training.session import Session, serve
 from loadtune.training.trainer import Trainer
 from loadtune.workload.batches import Batch, map_tensors, own_structure
 from loadtune.workload.build import Workload
 from loadtune.workload.loaders import LoaderParts, epoch_of
 
+_PATIENCE_S = 30.0
+"""With a rank that is to connect to the first one: its part of the job is being built."""
 _TWICE, _HALF = f"{TRY}twice the batch size", f"{TRY}half the batch size"
 _TYPES: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class Handed(NamedTuple):
+    """What the loop gets."""
+
+    batch: Any
+    recipe: Recipe
+    """To be trained in."""
+    is_probed: bool
+    """Whether somebody wants to know what it is computed in."""
+
+
+class Handover:
+    """The loop's ``next(loader)`` returns what the session gives to `step`, which returns once the loop asks again."""
+
+    def __init__(self, serve: Callable[[], object]) -> None:
+        """``serve``: the session, which begins with the first `next_batch`."""
+        self._session, self._loop = greenlet(serve), getcurrent()
+        self.has_ended = False
+
+    def step(self, batch: Any, recipe: Recipe, *, is_probed: bool = False) -> Counter[str]:
+        """The session's side: elements of products by type. Raises what the loop raises, or ScriptEndedError."""
+        products: Counter[str] = self._loop.switch(Handed(batch, recipe, is_probed))
+        return products
+
+    def next_batch(self, products: Counter[str]) -> Handed:
+        """The loop's side. ``products``: of the step that ends."""
+        self._loop = getcurrent()
+        handed: Handed = self._session.switch(*[products] if self._session else [])
+        return handed
+
+    def end(self, error: BaseException) -> None:
+        """The loop's side: it asks for no further batch. Does not return, if the session has begun."""
+        self.has_ended = True
+        if self._session:
+            self._session.throw(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +86,42 @@ def serve_script(connection: Connection, script: Script) -> None:
     """Answer until the controller says that it is enough."""
     serve(connection, make=lambda begin, line: _Session(script, begin, line))
     leave(0)
+
+
+class Lead:
+    """Between the sessions of several ranks. What follows from the clock or is said by the controller, the first rank
+    tells the others, so that all hand out as many batches."""
+
+    def __init__(self, place: Place) -> None:
+        """Return once all are there. Raises OSError where one does not come."""
+        self._followers, self._first = list[Any](), None
+        if place.number == 0:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.settimeout(_PATIENCE_S)
+                server.bind(place.address)
+                server.listen(place.num)
+                self._followers = [Connection(server.accept()[0].detach()) for _ in range(1, place.num)]
+        else:
+            self._first = _connected(place.address)
+
+    def agreed(self, value: Any) -> Any:
+        """The first rank's value, which every rank asks for as often."""
+        if self._first is not None:
+            return self._first.recv()
+        for each in self._followers:
+            each.send(value)
+        return value
+
+
+def _connected(address: str) -> Any:
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return Client(address, "AF_UNIX")
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.02)
 
 
 class _Loop(Trainer):
@@ -93,6 +170,7 @@ class _Session(Session):
             line.agreed = Lead(begin.place).agreed
         self._script, self._handover, self._failed = script, script.bench.handover, begin.failed
         self._accumulate = line.agreed(script.accumulate)
+        script.bench.precisions.switches |= set(begin.autocast_places)
         self._trains_by = partial(_Loop, self._handover)
         super().__init__(replace(begin, max_memory_bytes=_least_memory(begin, self._gpu())), line)
 
@@ -145,7 +223,8 @@ class _Session(Session):
             loader_place=self._script.place,
             budgets_bytes={"0": self.memory.budget_bytes()},
             fixed_batch_size=found.fixed_batch_size if is_free else size,
-            takes_channels_last=found.takes_channels_last and self._line.agreed(precisions.may_lay_out()),
+            takes_channels_last=self._line.agreed(found.takes_channels_last and precisions.may_lay_out()),
+            autocast_places=tuple(sorted(precisions.switches)),
         )
 
     def _products(self, precision: Precision, size: int, phase: str = "first step") -> Counter[str]:

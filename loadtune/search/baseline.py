@@ -6,11 +6,11 @@ from typing import Any
 
 from loadtune.limits.recipe import STEP_S, power_of_two_to
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.facts import HostFacts, WorkloadFacts
+from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 from loadtune.search.space import USUAL
-from loadtune.units import bytes_text, counted
+from loadtune.units import counted
 
 ASSUMED_BATCH = 64
 """What scripts use that never thought about it."""
@@ -49,10 +49,10 @@ def baseline(
     ceilings: Sequence[MemoryCeiling],
     *,
     can_pin: bool,
-) -> tuple[TrialConfig, list[str]]:
-    """The user's own configuration, and what to know of it: given settings, PyTorch's defaults for the rest, and the
-    plain recipe. An assumed batch size is one that trains well here. Without `can_pin` nothing is pinned."""
-    precision, notes = yours.precision or "fp32", list[str]()
+) -> TrialConfig:
+    """The user's own configuration: given settings, PyTorch's defaults for the rest, and the plain recipe. An assumed
+    batch size is one that trains well here. Without `can_pin` nothing is pinned."""
+    precision = yours.precision or "fp32"
     ceiling = next((each for each in ceilings if each.precision == precision), None)
     points = [p for choice in recipes for p in choice.points if p.recipe.precision == precision]
     usual = facts.own_loader or USUAL  # no option gives its prefetch_factor and in_order
@@ -64,20 +64,7 @@ def baseline(
         prefetch_factor=usual.prefetch_factor,
         in_order=usual.in_order,
     )
-    own = TrialConfig(loader=loader, recipe=Recipe(precision=precision))
-    if yours.batch_size is None and own.batch_size < ASSUMED_BATCH:
-        notes.append(
-            f"The baseline has batch size {own.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
-            "batch takes more than a second on this machine, or does not fit. Give your own with --batch-size."
-        )
-    if yours.pin_memory and not can_pin:
-        notes.append("pin_memory has no effect without a GPU; the baseline is measured without it.")
-    if ceiling is not None and ceiling.limit in ("memory", "failure") and own.batch_size > ceiling.batch_size:
-        notes.append(
-            f"Your batch size {own.batch_size} is above {ceiling.batch_size}, the largest that trained in {precision}"
-            " here. The confirmation tries it all the same."
-        )
-    return own, notes
+    return TrialConfig(loader=loader, recipe=Recipe(precision=precision))
 
 
 def _assumed_batch(facts: WorkloadFacts, points: Sequence[ComputePoint], ceiling: MemoryCeiling | None) -> int:
@@ -158,52 +145,3 @@ def problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iter
             where = f"{'in this script ' if facts.own_precision else ''}on {facts.device_name}"
             able = ", ".join(facts.precisions).replace("own", "the script's own alone")
             yield f"{precision} is not available {where}. Available: {able}. Choose one of them, or another device."
-
-
-def one_of_several(host: HostFacts) -> str | None:
-    """Of a described job on a GPU: what is not known of training on all. None: there is one."""
-    num, cores = len(host.gpus), host.num_usable_cores
-    if num < 2:
-        return None
-    return (
-        f"One of {num} GPUs was measured, with all {counted(cores, 'core')}. Of {num} ranks each has "
-        f"{max(1, cores // num)}, and they wait for each other: loadtune run -- torchrun --nproc-per-node {num} … "
-        "measures that."
-    )
-
-
-_UNEVEN = 1.1
-"""Times the least memory of a rank, from which on it is told."""
-
-
-def stream_notes(facts: WorkloadFacts) -> Iterator[str]:
-    """What is not measured of the user's loader, or ruled out by it, and why; what a batch's memory was probed with."""
-    if facts.num_ranks > 1:
-        yield f"{facts.num_ranks} ranks train in step: batch size, workers and samples/s are those of one rank."
-    budgets = sorted(facts.budgets_bytes.items(), key=lambda each: each[1])
-    if budgets and budgets[-1][1] > _UNEVEN * budgets[0][1]:
-        texts = [f"rank {number} may take {bytes_text(size)}" for number, size in (budgets[0], budgets[-1])]
-        yield f"R{texts[0][1:]} of memory, which bounds the batch size of all ranks; {texts[1]}."
-    if facts.loader_class is not None:
-        yield (
-            f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
-            "dataset, sampler and functions: what the class does beyond that was not measured."
-        )
-    if facts.own_precision is not None and len(facts.precisions) == 1:
-        yield "The precision was not tuned: the script or the device allows one only."
-    if facts.fixed_batch_size is not None:
-        or_script = "" if facts.loader_place is None else ", or the script does not train on larger ones"
-        yield f"The batch size was not tuned: your loader's batch sampler or dataset makes the batches{or_script}."
-    if facts.max_workers is not None:
-        most = facts.max_workers
-        named, tried = ("one", "0 and 1 worker were") if most == 1 else (most, f"0 to {most} workers were")
-        yield (
-            f"The stream does not split its samples among workers, so more than {named} would repeat them: {tried} "
-            "tried. Split the samples with torch.utils.data.get_worker_info() to try more."
-        )
-    if facts.largest_sample_bytes is not None:
-        yield (
-            "Samples differ in size. Memory was probed with the largest of those that were read, "
-            f"{bytes_text(facts.largest_sample_bytes)}; their mean is {bytes_text(facts.sample_bytes)}. A larger one "
-            "may not fit: limit the size of samples, or use a smaller batch."
-        )

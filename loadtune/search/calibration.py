@@ -10,24 +10,16 @@ from typing import Any
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
 from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.limits.recipe import LARGE, Recipes
-from loadtune.records.answer import LAST_SHARE
 from loadtune.records.config import Precision
-from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
-from loadtune.records.memory import MemoryCeiling
-from loadtune.report.store import RESULT_FILE, load_result
-from loadtune.report.wording import limit_text, precision_name, recipe_line
-from loadtune.run.budget import FINAL_SHARE, SEARCH_SHARE
-from loadtune.run.measure import Run
+from loadtune.run.measure import FEWEST_STEPS, WARM_STEPS, Run
 from loadtune.run.state import Resumable, read_run
-from loadtune.search.baseline import assumed_settings, baseline, one_of_several, problems, stream_notes, with_facts
-from loadtune.search.search import Search
+from loadtune.search.baseline import assumed_settings, baseline, problems, with_facts
+from loadtune.search.search import FEWEST_RUNS, LOOKS, Search
 from loadtune.search.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
-from loadtune.units import bytes_text, counted, rate_text, seconds_text
-
-VERIFY_AT_MOST = 0.1
-"""Of the time budget, for verifying the memory ceiling of the precision about to win. One that is expected to take
-longer stays predicted."""
+from loadtune.store import RESULT_FILE, load_result
+from loadtune.units import counted, seconds_text
 
 
 def start(run: Run) -> WorkloadFacts:
@@ -44,14 +36,8 @@ def start(run: Run) -> WorkloadFacts:
         if before is None:
             for problem in problems(state.config, facts, state.device.kind):
                 raise UsageError(problem)
-            shape = "×".join(map(str, facts.input_shape))
-            samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
-            trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
-            loaded = f"loaded in {seconds_text(facts.sample_s)} each{trained}"
-            journal.tell(f"{samples} of {shape} {facts.input_dtype}, {loaded}")
-            journal.note(*stream_notes(facts))
-            if state.device.kind == "cuda" and not state.config.workload.command:
-                journal.note(one_of_several(state.host))
+            journal.tell(facts)
+            journal.note(facts)
         journal.save()
     return facts
 
@@ -63,26 +49,30 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]
     if state.compute_points:
         return {}
     with journal.stage("calibrate"):
-        until_s = budget.until(1 - SEARCH_SHARE - FINAL_SHARE - LAST_SHARE)
         recipes = Recipes(training=run.training, facts=facts, config=state.config)
-        recipes.spare_s = lambda: until_s - budget.clock()
+        recipes.spare_s = lambda: budget.measuring_s - FEWEST_RUNS * _shortest_s(run, recipes)
         recipes.choose()
         state.recipes = tuple(recipes.choices)
         journal.note(*recipes.notes)
-        for choice in () if state.config.workload.command else state.recipes:  # of a script nothing was chosen
-            journal.tell(recipe_line(choice))
+        for choice in state.recipes:
+            journal.tell(choice)
         probes = {each.chosen.precision: _bound_batches(run, facts, each.point) for each in state.recipes}
         journal.save()
     return probes
+
+
+def _shortest_s(run: Run, recipes: Recipes) -> float:
+    """Of a run at the least, as far as steps have been timed."""
+    step_s = recipes.choices[0].point.quickest_step_s if recipes.choices else 0.0
+    return run.segment_s + (WARM_STEPS + FEWEST_STEPS) * step_s
 
 
 def search_space(run: Run, facts: WorkloadFacts) -> SearchSpace:
     """Freeze what the study searches, and settle the user's own configuration."""
     state, config, can_pin = run.state, run.state.config, run.state.device.kind == "cuda"
     if not state.batch_sizes:  # else they are of before an interruption, and the study has them
-        yours, notes = baseline(config.yours, facts, state.recipes, state.ceilings, can_pin=can_pin)
-        state.yours = yours
-        run.journal.note(*notes)
+        state.yours = yours = baseline(config.yours, facts, state.recipes, state.ceilings, can_pin=can_pin)
+        run.journal.note(yours)
         state.batch_sizes = batch_sizes(config, facts, yours.batch_size, state.recipes, state.ceilings)
         state.num_workers = worker_counts(config, facts, yours.loader.num_workers, state.share.num_usable_cores)
         run.journal.save()
@@ -107,18 +97,14 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> Memor
     if max(state.config.named_batch_sizes, default=0) > found.safe_batch_size:
         found = probe.verify()
     state.ceilings.append(replace(found, capacity_bytes=facts.memory_capacity_bytes))
-    journal.tell(_ceiling_line(found, state.device))
+    journal.tell(found)
     ended_s, curve = run.budget.clock(), [point]
     for report in found.probes:
         if report.fits and report.step_s is not None:
             size, step_s = report.batch_size, report.step_s
             step = Window(start_s=ended_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
             curve.append(ComputePoint(recipe=point.recipe, batch_size=size, windows=(step,), num_timings=0))
-    best = max(curve, key=lambda point: point.samples_per_s)
-    journal.tell(
-        f"{precision_name(found.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
-        f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
-    )
+    journal.tell(tuple(curve))
     state.compute_points += tuple(curve)
     return probe
 
@@ -141,7 +127,8 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mappin
     predicted = next((c for c in state.ceilings if c.precision == precision and not c.verified), None)
     if predicted is None or any(p.fits and p.batch_size >= ranked[0].batch_size for p in predicted.probes):
         return
-    if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.budget.total_s, run.budget.spare_s):
+    final_s = search.final_s(LOOKS[0])  # which is not to wait for longer than it takes
+    if verifying_seconds(predicted) > min(final_s, run.budget.measuring_s - final_s):
         journal.note(
             f"The largest batch size of {precision} is predicted and was not verified, because that takes "
             f"{seconds_text(verifying_seconds(predicted))}. Raise --time-budget."
@@ -157,16 +144,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mappin
             return
         state.ceilings[state.ceilings.index(predicted)] = ceiling
         journal.save()
-        journal.tell(_ceiling_line(ceiling, state.device))
-
-
-def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
-    peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
-    fit = f"train{peak}" if ceiling.verified else "are predicted to fit"
-    return (
-        f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} {fit}, up to "
-        f"{ceiling.safe_batch_size} with 5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
-    )
+        journal.tell(ceiling)
 
 
 # A run that was cut short

@@ -1,45 +1,42 @@
 """The search: configurations of the space are tried as the throughput model proposes them, by expected improvement
-(`model.answers`) after the user's own settings, until nothing more is worth a trial, or trials or time are spent.
-
-`Search` is pure; `study` drives it in a run. Changes of the code are its last dimension.
+(`model.answers`) after the user's own settings, until nothing more is worth a trial, or the time left is needed for the
+final. Pure: `study` drives it.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from loadtune.changes import Situation
-from loadtune.changes.stack import OF_LEFT, Stack
-from loadtune.limits.memory import fits_host, prefetch_bytes, shm_refusal
-from loadtune.model.answers import ENOUGH, HELD, WORTH, of_segment, propose
+from loadtune.changes.stack import Stack
+from loadtune.limits.memory import prefetch_bytes
+from loadtune.model.answers import ENOUGH, HELD, of_segment, propose
 from loadtune.model.fit import ThroughputModel, points_at, segments_of
-from loadtune.model.resources import PRIORS, Job, compute_s
-from loadtune.records.answer import Failed, measured_of
+from loadtune.model.resources import PRIORS, Array, Job, compute_s
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, raise_for_the_user
-from loadtune.records.result import Remedies, Trial
-from loadtune.report.store import STUDY_FILE
-from loadtune.run.budget import CODE_SHARE, SEARCH_SHARE, Budget
-from loadtune.run.measure import Run, expected_seconds, outcome_text
-from loadtune.run.state import Resumable
-from loadtune.search.space import EPOCH_STEPS, NEAR, SearchSpace, largest_batches, roomiest, size
+from loadtune.records.measurement import GAIN, SAME, ComputePoint, Measurement, TrialFailure
+from loadtune.records.result import Trial, measured_of
+from loadtune.run.measure import expected_seconds
+from loadtune.search.space import NEAR, SearchSpace, roomiest, size
 from loadtune.statistics.interval import Interval
-from loadtune.units import counted, seconds_text
 
 MOST = 400
 """Configurations that a proposal weighs: those with the highest predicted throughput that can be tried in time."""
 
+LOOKS = (3, 5, 8)
+"""Rounds of the final after which its figures are looked at; the last is the end."""
+
 MIN_RUNS = 2
 """Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
 
-AS_GOOD = 0.99
-"""Share of the best expected score from which on a smaller configuration is worth a place in the confirmation."""
+OTHERS = 2
+"""Contestants of a usual final beside those that are in every one."""
+
+FEWEST_RUNS = 3 * MIN_RUNS
+"""Of an answer: a trial of the user's settings and of another configuration, and both `MIN_RUNS` times in the final."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +51,12 @@ class Next:
 
 @dataclass(slots=True)
 class Search:
-    """Call `next`, try what it returns, and append the outcome to `trials`."""
+    """Call `next`, try what it returns, and append the outcome to `trials`.
+
+    What the final needs stays with it: `MIN_RUNS` runs of the best configuration, and of the user's own. A trial that
+    is expected to gain less than `GAIN` leaves what the first look at a usual final takes. The first one that is
+    proposed may leave one of each, where there is no time for more.
+    """
 
     job: Job
     space: SearchSpace
@@ -63,7 +65,9 @@ class Search:
     feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs
     """Those of them that can run, by all that is known now."""
     left_s: Callable[[], float] = lambda: math.inf
-    """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
+    """Seconds in which the run may still measure."""
+    num_beside: int = 1
+    """Contestants of the final that stand beside the best one in any case."""
     trials: list[Trial] = field(default_factory=list)
     """Also those of before an interruption. What failed is for `feasible` to know."""
     broken: str | None = None
@@ -72,38 +76,69 @@ class Search:
     _num_fitted: int = -1
     _all: list[TrialConfig] = field(default_factory=list)
 
-    def next(self, left_s: float = math.inf) -> Next | str:
-        """What to try next; or why nothing is left that is worth a trial, for people. Empty: only for want of time.
+    @property
+    def first(self) -> TrialConfig | None:
+        """The user's own settings, where they are to be tried now."""
+        if self.yours is None or self.yours in dict(measured_of(self.trials)):
+            return None
+        return self.yours if self.feasible([self.yours]) else None
 
-        ``left_s``: seconds for trials. A configuration whose queue could not be turned over once in it is not tried,
-        nor one that could not be measured again afterwards.
-        """
-        if self.yours is not None and self.yours not in dict(measured_of(self.trials)) and self.feasible([self.yours]):
-            return Next(config=self.yours)
+    def next(self) -> Next | str:
+        """What to try next; or why nothing is left that is worth a trial, for people. Empty: only for want of time."""
+        if (first := self.first) is not None:
+            return Next(config=first) if (1 + MIN_RUNS) * self.lasts_s(first) <= self.left_s() else ""
         configs, ran = self.able(), dict(self._known)
         places = [at for at, config in enumerate(configs) if config in ran]
         if len(places) == len(configs):
             return "every configuration that can run was tried"
-        model, points = self.model(), points_at(configs, self.job)
-        if model is None:
+        if (model := self.model()) is None:
             return str(self.broken)
+        return self._proposed(model, configs, places) if places else self._quickest(model, configs)
+
+    def _quickest(self, model: ThroughputModel, configs: Sequence[TrialConfig]) -> Next | str:
+        """Of those expected to be best, where nothing ran yet, or what ran no longer fits."""
+        points = points_at(configs, self.job)
+        mean = model.mean(points)
+        needed_s = self._needs_s(self._takes_s(configs, np.exp(mean)), 0.0, 1)
+        at = int(np.where(mean >= mean.max() + math.log(1 - SAME), needed_s, math.inf).argmin())
+        asked = Next(config=configs[at], predicted=of_segment(model.predict(points[[at]]), 0))
+        return asked if needed_s[at] <= self.left_s() else ""
+
+    def _proposed(self, model: ThroughputModel, configs: Sequence[TrialConfig], places: Sequence[int]) -> Next | str:
+        """By the model, beside those at these places, which were tried."""
+        left_s, points = self.left_s(), points_at(configs, self.job)
         mean, most = model.mean(points), model.most(points)
-        took_s = expected_seconds(configs, np.exp(mean), self.job.sample_s)
-        if not places:  # nothing ran yet, or what ran no longer fits: the quickest of those expected to be best
-            at = int(np.where(mean >= mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
-            return Next(config=configs[at], predicted=of_segment(model.predict(points[[at]]), 0))
-        left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
-        longer, faster = took_s > left_s, np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
+        took_s = self._takes_s(configs, np.exp(mean))
+        best_s = float(took_s[places[int(mean[places].argmax())]])
+        longer = self._needs_s(took_s, best_s, MIN_RUNS) > left_s
+        own = self.space.nearest(self.yours) if self.yours else None
+        if longer.all() and all(configs[at] == own for at in places):
+            longer = self._needs_s(took_s, best_s, 1) > left_s
+        faster = np.minimum(mean, most) > mean[places].max() + math.log1p(SAME)
         highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
         weighed = sorted({*(at for at in highest if not longer[at]), *places})
         tried = [weighed.index(at) for at in places]
-        at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], left_s, most[weighed])
-        if expected < WORTH and (longer & faster).any():
+        spare_s = left_s - MIN_RUNS * (best_s + self._beside_s)
+        at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], spare_s, most[weighed])
+        if expected < SAME and (longer & faster).any():
             return ""
         held = [trial.held for trial in self.trials if trial.held is not None]
         if expected < ENOUGH and len(held) >= HELD and all(held[-HELD:]):
             return "no other configuration is likely to be faster"
+        if expected < 0 or (expected < GAIN and self._needs_s(took_s, best_s, LOOKS[0], OTHERS)[weighed[at]] > left_s):
+            return ""
         return Next(config=configs[weighed[at]], predicted=predicted, expected=expected)
+
+    def _needs_s(self, took_s: Array, best_s: float, num_runs: int, num_others: int = 0) -> Array:
+        """Seconds for a trial of each, and for a final of so many runs of it, or of the best so far where that lasts
+        longer, and of those beside it."""
+        round_s = np.maximum(took_s, best_s) + self._beside_s + num_others * self.trial_s
+        return np.asarray(took_s + num_runs * round_s)
+
+    def final_s(self, num_runs: int) -> float:
+        """Seconds that the final needs for so many runs of the best so far, and of those beside it."""
+        best = next(iter(self.ranked()), None)
+        return 0.0 if best is None else num_runs * (self.lasts_s(best) + self._beside_s)
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured."""
@@ -162,7 +197,7 @@ class Search:
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> dict[TrialConfig, float]:
         """Best first, each with its expected rate; without those that could not be run twice in the time left."""
         rates = self._rates(configs)
-        took_s, most_s = expected_seconds(configs, rates, self.job.sample_s), self.left_s() / MIN_RUNS
+        took_s, most_s = self._takes_s(configs, rates), self.left_s() / MIN_RUNS
         known, order = dict(self._known), np.argsort(-rates, kind="stable")
         return {configs[at]: float(rates[at]) for at in order if took_s[at] <= most_s or configs[at] in known}
 
@@ -179,15 +214,28 @@ class Search:
         return statistics.fmean([measured.seconds for _, measured in measured_of(self.trials)] or [1.0])
 
     def lasts_s(self, config: TrialConfig) -> float:
-        """As long as its trial; without one as trials last and as the model expects, whichever is longer."""
+        """As long as its trial; without one as the model expects, or else as trials last."""
         if own := [measured.seconds for other, measured in measured_of(self.trials) if other == config]:
             return statistics.fmean(own)
         if config.precision not in self.space.recipes or self.model() is None:
             return self.trial_s
-        rates = self._rates([self.space.nearest(config)])
-        return max(self.trial_s, float(expected_seconds([config], rates, self.job.sample_s)[0]))
+        near = [self.space.nearest(config)]
+        return float(self._takes_s(near, self._rates(near))[0])
 
-    def _rates(self, configs: Sequence[TrialConfig]) -> NDArray[np.float64]:
+    def _takes_s(self, configs: Sequence[TrialConfig], rates: Array) -> Array:
+        """Of a trial of each at these samples/s: the shortest segment, and what those so far took beyond theirs."""
+        tried, measured = zip(*known, strict=True) if (known := self._known) else ((), ())
+        shortest_s = expected_seconds(tried, np.array([each.samples_per_s for each in measured]), self.job.sample_s)
+        more_s = np.mean([each.seconds for each in measured] - shortest_s) if known else 0.0
+        return expected_seconds(configs, rates, self.job.sample_s) + max(0.0, float(more_s))
+
+    @property
+    def _beside_s(self) -> float:
+        """Of a round of the final beside its best contestant."""
+        own_s = self.trial_s if self.yours is None else self.lasts_s(self.yours)
+        return own_s + (self.num_beside - 1) * self.trial_s
+
+    def _rates(self, configs: Sequence[TrialConfig]) -> Array:
         """Expected samples/s. Without a model as they were measured, and 0 where they were not."""
         if (model := self.model()) is not None:
             return np.exp(model.mean(points_at(configs, self.job)))
@@ -198,7 +246,7 @@ class Search:
 def _smallest(ranked: Mapping[TrialConfig, float]) -> list[TrialConfig]:
     """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
     best = max(ranked.values(), default=0.0)
-    return sorted((config for config, rate in ranked.items() if rate >= AS_GOOD * best), key=size)[:1]
+    return sorted((config for config, rate in ranked.items() if rate >= (1 - SAME) * best), key=size)[:1]
 
 
 # What is known before the first trial, as the throughput model takes it
@@ -231,112 +279,7 @@ def model_job(
     return job if stack is None else replace(job, changed=stack.jobs(job))
 
 
-# In a run
-
-MIN_TRIALS = 2
-"""Run where the final can still run as many: the user's own settings and the first proposal, so that there are two to
-compare. A search that goes on runs one more."""
-
-CODE_TRIALS = 2
-"""With changes of the code, beyond those of the settings."""
-
-FEW = 6
-"""Trials, below which a search that time ended is worth a word."""
-
-
-def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | None = None) -> Search:
-    """Search the space; the user's own loader settings come first. Returns what was learned. ``stack``: the changes of
-    the code that the space has."""
-    from loadtune.search.study import OptunaStudy  # late: half a second that the training's start hides
-
-    state, budget, journal, trials = run.state, run.budget, run.journal, run.state.trials
-    with journal.stage("changes" if searched.codes else "study"):
-        if (yours := state.yours) is not None:
-            now = run.host_now()
-            most = replace(yours.loader, num_workers=min(max(searched.num_workers), now.num_usable_cores))
-            refused = [shm_refusal(loader, facts.sample_bytes, now) for loader in (yours.loader, most)]
-            journal.note(*[f"{each} What does not fit was not tried." for each in refused if each is not None][:1])
-            yours = replace(yours, recipe=searched.recipes.get(yours.precision, yours.recipe))  # as it was chosen
-        search = Search(
-            job=model_job(facts, state.host, state.device, searched.recipes, state.compute_points, stack),
-            space=searched,
-            yours=yours if yours and searched.has(yours) else None,
-            feasible=partial(feasible, state, facts, run.host_now),
-            left_s=lambda: budget.left_s,
-            trials=trials,  # also of before an interruption, or of the search without changes of the code
-        )
-        shown = OptunaStudy(searched, trials)
-        show = partial(journal.aside, f"{STUDY_FILE} lacks trials", partial(shown.write, journal.folder / STUDY_FILE))
-        show()
-        if state.search_notes is not None or (state.steps and not searched.codes):  # before an interruption
-            journal.note(*(state.search_notes or ()))
-            return search
-        num_before, begun_s = [*(bool(each.config.remedies) for each in trials), True].index(True), budget.clock()
-        while isinstance(asked := _upcoming(state, budget, search, begun_s, num_before), Next):
-            # What cannot be run again twice in the time left is of no use, unless it is the user's own.
-            limit_s = math.inf if asked.config == state.yours else budget.left_s / (1 + MIN_RUNS)
-            outcome = run.timed(asked.config, limit_s)
-            raise_for_the_user(None if asked.config.remedies else outcome)
-            trial = Trial.of(asked.config, outcome, number=len(trials), predicted=asked.predicted)
-            trials.append(trial)
-            journal.save()
-            journal.tell(f"trial {len(trials)}/{state.config.num_trials}: {outcome_text(asked.config, outcome)}")
-            shown.add(trial)
-            show()
-        journal.tell(f"The search ended: {asked or 'its share of the time budget was used'}.")
-        state.search_notes = tuple(_end_notes(state, search, is_short=not asked))
-        journal.note(*state.search_notes)
-        journal.save()
-    return search
-
-
-def _upcoming(state: Resumable, budget: Budget, search: Search, begun_s: float, num_before: int) -> Next | str:
-    """What to try now; or why the search is over. Empty: time is short.
-
-    ``num_before``: trials of before this search, which began at ``begun_s``.
-    """
-    of_code, num_run = bool(search.space.codes), len(state.trials)
-    share = CODE_SHARE if of_code else SEARCH_SHARE
-    share += CODE_SHARE if state.config.workload.command else 0.0  # of a script no change of its code is searched
-    most = max(state.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
-    if num_run >= most:
-        return f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
-    now = budget.clock()
-    each_s = search.trial_s if measured_of(state.trials) or state.yours is None else search.lasts_s(state.yours)
-    # The final needs two runs; where there is no time for a third, it makes do with what the model expects.
-    must, left_s = num_run < max(MIN_TRIALS, num_before + 1) and budget.left_s >= (1 + MIN_TRIALS) * each_s, math.inf
-    if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
-        until_s = budget.search_until_s(begun_s, math.inf, share)
-        left_s = min(until_s - now, budget.left_s - 2 * MIN_RUNS * each_s)
-    asked = search.next(left_s) if left_s >= each_s else ""
-    if isinstance(asked, str) or must:
-        return asked
-    ends_s = now + max(each_s, search.lasts_s(asked.config))  # on a CPU, trials of larger batches take longer
-    return asked if ends_s <= budget.search_until_s(begun_s, asked.expected, share) else ""
-
-
-# What can run: by the memory ceilings, the host's memory now, and the trials that failed
-
-
-def feasible(
-    state: Resumable, facts: WorkloadFacts, host_now: Callable[[], HostFacts], configs: Sequence[TrialConfig]
-) -> list[TrialConfig]:
-    """Those of them that can run, by all that is known now."""
-    largest, failed = largest_batches(state.config, state.ceilings), state.failed
-    able = [
-        config
-        for config in configs
-        if config.batch_size <= largest.get(config.precision, config.batch_size)
-        and not any(_rules_out(tried, failure, config, facts) for tried, failure in failed)
-    ]
-    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, state.share)}
-    if len(fitting) == len(able):
-        return able
-    now = host_now()  # virtual machines show 31 GiB at first and grow to 256
-    return [each for each in able if each in fitting or fits_host(each.loader, facts.sample_bytes, now)]
-
-
-def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, facts: WorkloadFacts) -> bool:
+def rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, facts: WorkloadFacts) -> bool:
     """Whether the failure of a trial says that a configuration cannot run either."""
     if tried.remedies and not failure.is_of_memory:
         return set(tried.remedies) <= set(config.remedies)
@@ -349,75 +292,3 @@ def _rules_out(tried: TrialConfig, failure: TrialFailure, config: TrialConfig, f
     if failure.is_of_memory:
         return prefetch_bytes(config.loader, facts.sample_bytes) >= prefetch_bytes(tried.loader, facts.sample_bytes)
     return config == tried
-
-
-# Changes of the code
-
-
-def changes(run: Run, facts: WorkloadFacts, search: Search) -> Stack | None:
-    """Those that are worth trying. None: nothing ran, time is short, ``--remedies none``, or the job is a command."""
-    state, budget, journal = run.state, run.budget, run.journal
-    best = next((config for config in search.ranked() if not config.remedies), None)
-    # Where examining takes too long, the training is ended and starts again.
-    is_too_late = not state.steps and budget.spare_s < journal.stage_seconds.get("start", 0.0)
-    if state.config.workload.command or state.config.remedies == "none" or best is None or is_too_late:
-        return None
-    with journal.stage("changes"):
-        stack = Stack(
-            at=Situation(
-                config=search.roomiest([best]) or best,
-                spec=state.config.workload,
-                facts=facts,
-                device=state.device,
-                precisions=tuple(search.space.recipes),
-            ),
-            training=run.training,
-            model=search.model(),
-            able=search.able(),
-            left_s=lambda: budget.left_s,
-            tries_all=state.config.remedies == "all",
-            steps=list(state.steps),
-        )
-        if not state.steps:  # else they were examined before an interruption
-            run.training.until_s = budget.until(OF_LEFT)
-            journal.aside("Not all changes of the code were examined", stack.build)  # after Ctrl-C nothing is asked
-            run.training.until_s = budget.until(1.0)
-            state.steps = tuple(stack.steps)
-            if stack.is_short:
-                journal.note("No time was left to try changes of your code. A larger --time-budget tries them.")
-            if stack.steps and not state.confirmed:
-                state.search_notes = None  # it goes on, with them
-                journal.tell(f"Changes of your code to try: {'; '.join(step.remedy.title for step in stack.steps)}.")
-        tried = partial(stack.tried, stack.config)  # for a run that is cut short before the final
-        state.remedies = Remedies(tried=journal.aside("Changes of the code are not shown", tried) or ())
-    return stack
-
-
-# What the end of a search left untried, in words
-
-
-def _end_notes(state: Resumable, search: Search, *, is_short: bool) -> Iterator[str]:
-    """What of the search's end a user should know, a line each. ``is_short``: time ended it."""
-    num_trials = len(state.trials)
-    if search.broken is not None:
-        yield f"The search ended early: {search.broken}."
-    if is_short and (why := hung(state.failed)):
-        yield f"The search ended early because {why}."
-    elif is_short and num_trials < FEW:
-        yield (
-            f"The search ended after {counted(num_trials, 'trial')}, when its part of the time budget of "
-            f"{seconds_text(state.config.time_budget_s)} was used. A larger --time-budget may find a faster "
-            "configuration."
-        )
-    tried, sizes = search.ranked(), search.space.batch_sizes
-    if tried and len(sizes) > 1 and tried[0].batch_size == sizes[-1] < max(search.space.ceilings.values()):
-        yield (
-            f"Batch sizes above {sizes[-1]} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give "
-            "one with --fix batch_size=… to try it."
-        )
-
-
-def hung(failed: Sequence[Failed]) -> str:
-    """What hung, in words, and took the time that others lack: a larger budget would go the same way. Empty: none."""
-    found = [failure for _, failure in failed if failure.kind == "hang"]
-    return f"{counted(len(found), 'trial')} hung: {found[-1].message.rstrip('.')}" if found else ""

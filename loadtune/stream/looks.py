@@ -178,13 +178,6 @@ def _named(total: dict[Path, Any], half: float, depth: int = 1) -> Iterator[tupl
 # In the process that loads
 
 
-def begin_watch(looks: Looks, own: Any, collate_fn: Any, worker_id: int) -> None:
-    """A ``worker_init_fn``: the worker is looked at, then runs the caller's ``own``, which may be None."""
-    looks.watch(worker_id, private.dataset_of_worker(), collate_fn)
-    if own is not None:
-        own(worker_id)
-
-
 class Watch:
     """Looks at the thread that made this. It ends with the process; whatever fails in it ends it alone."""
 
@@ -393,8 +386,9 @@ class _Timer:
 
     def ask(self, places: Places) -> None:
         """The thread notes where it is when it looks for signals next, as if one had come: none is sent."""
-        self._asked.append(places)
-        ctypes.pythonapi.PyErr_SetInterruptEx(int(_SIGNAL))
+        if not self._is_over:  # else who is woken by signals would be
+            self._asked.append(places)
+            ctypes.pythonapi.PyErr_SetInterruptEx(int(_SIGNAL))
 
     def pause(self) -> None:
         self._set(0.0, 0.0)

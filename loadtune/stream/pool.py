@@ -22,7 +22,7 @@ import torch
 from loadtune.errors import harmless, raised_by_handler
 from loadtune.stream import torch_private as private
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
-from loadtune.stream.worker_init import is_given
+from loadtune.stream.trust import gets_number
 from loadtune.stream.worker_rows import Notes, begin_worker, load_again, watched
 
 READY_LIMIT_S, HANG_S = 120.0, 60.0
@@ -155,7 +155,9 @@ class _Fed:
         self.stream, self._given_seed = stream, base_seed
         self.issued: dict[int, tuple[int, Any]] = {}
         """Torch's number of a batch → what was drawn for it, of the batches that were not delivered."""
-        self.num_delivered = 0
+        self.num_delivered, self.cpu_s = 0, 0.0
+        """And CPU seconds of the training process in loading them; workers note their own."""
+        view.generator.manual_seed(base_seed & (1 << 63) - 1)  # DataPipes shuffle by what torch draws from it
         super().__init__(view)  # type: ignore[call-arg]
 
 
@@ -178,7 +180,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         self._starter = _Starter(loader.multiprocessing_context) if deferred else None
         init, again = loader.worker_init_fn, None
-        if self._on_trial and is_given(init, loader.num_workers):
+        if self._on_trial and gets_number(init, loader.num_workers):
             init = partial(init, num_workers=stream.told_workers or num_workers)  # as if it had been typed
         if self._on_trial and stream.known:
             again = partial(load_again, stream.known[0], loader._auto_collation, loader.collate_fn, stream.times)
@@ -250,7 +252,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self.issued.clear()
         self.is_fed = True
         with self._failing("they did not go on with the next epoch"):
-            self._reset(private.view(loader, self._num_workers, self.stream))
+            self._reset(private.view(loader, self._num_workers, self.stream, generator=loader.generator))
 
     # What torch calls
 
@@ -295,7 +297,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         super()._mark_worker_as_unavailable(worker_id, shutdown)
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
-        number = next(iter(self.issued)) if self._in_order else self._got
+        number = self._rcvd_idx - 1 if self._in_order else self._got
         if self._on_trial and isinstance(data, torch._utils.ExceptionWrapper):
             with self._failing(f"{data.exc_type.__name__} was raised in a worker"):
                 data.reraise()  # type: ignore[no-untyped-call]
@@ -354,7 +356,8 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             return
         pids = [worker.pid for worker in self._workers]
         answer_for(pids)
-        if not all(worker.is_alive() for worker in self._workers):  # torch would wait for that lock
+        # Of one that died torch would wait for its lock. One that read its share of a stream ended with 0.
+        if any(worker.exitcode != 0 and not worker.is_alive() for worker in self._workers):
             self._kill_workers()
         super()._shutdown_workers()
         with harmless():
@@ -386,7 +389,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         return self._drawn
 
     def _next_data(self) -> Any:
-        drawn = self.stream.draw(as_asked=True)
+        drawn, begun_s = self.stream.draw(as_asked=True), time.thread_time()
         self._drawn = drawn[1]
         try:
             with self._watch or contextlib.nullcontext():
@@ -394,6 +397,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         finally:  # after an error or Ctrl-C the batch is gone, as in torch
             self.stream.delivered(drawn)
             self.num_delivered += 1
+            self.cpu_s += time.thread_time() - begun_s
 
     def begin_epoch(self, loader: Any) -> None:
         """Nothing is kept from one epoch to the next."""
@@ -430,7 +434,7 @@ class _Starter:
         self._waiting.append(self._context.Process(daemon=True, **arguments))
         # Its pid is registered as a worker's for a moment: None is refused.
         silent = dict.fromkeys(("start", "join", "kill"), lambda *_, **__: None)
-        return SimpleNamespace(pid=os.getpid(), is_alive=lambda: False, **silent)
+        return SimpleNamespace(pid=os.getpid(), exitcode=None, is_alive=lambda: False, **silent)
 
     def begin(self, started: Callable[[Any], None]) -> None:
         """``started``: called with each process when it runs, perhaps in the thread."""

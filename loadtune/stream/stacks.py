@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from traceback import walk_stack
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -38,7 +39,11 @@ class Place(NamedTuple):
 
     file: str
     line: int
-    function: str
+    qualname: str
+
+    @property
+    def function(self) -> str:
+        return self.qualname.rpartition(".")[2]
 
 
 Places = tuple[Place, ...]
@@ -46,11 +51,8 @@ Places = tuple[Place, ...]
 
 
 def places_of(frame: FrameType | None) -> Places:
-    found = list[Place]()
-    while frame is not None:
-        code = frame.f_code
-        found.append(Place(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
-        frame = frame.f_back
+    codes = ((each.f_code, line) for each, line in (walk_stack(frame) if frame is not None else ()))
+    found = [Place(code.co_filename, line or code.co_firstlineno, code.co_qualname) for code, line in codes]
     return tuple(reversed(found))
 
 
@@ -220,23 +222,10 @@ def _label(value: Any) -> str:
     return str(value.__name__ if is_named else type(value).__name__)
 
 
-@cache
 def _called(place: Place) -> str:
     """``DataFrame.drop``. Empty: it is a decorator's, whose name says nothing."""
-    for module in list(sys.modules.values()):
-        names: dict[str, Any] = {}
-        with suppress(AttributeError):  # of the object itself: a lazy module would be imported
-            names = object.__getattribute__(module, "__dict__")
-        if names.get("__file__") != place.file:
-            continue
-        kinds = [each for each in names.values() if issubclass(type(each), type)]
-        for kind in [each for each in kinds if vars(each).get("__module__") == names["__name__"]]:
-            for function in _methods(kind).get(place.file, ()):
-                if _is_within(function.__code__, place):
-                    owner = function.__qualname__.rpartition(".")[0]
-                    return owner if place.function in _CALLS else f"{owner}.{place.function}"
-        return place.function if place.function in names else ""
-    return place.function
+    owner, _, name = place.qualname.rpartition(".")
+    return "" if "<" in place.qualname else owner if owner and name in _CALLS else place.qualname
 
 
 def _is_users(place: Place) -> bool:

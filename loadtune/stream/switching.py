@@ -27,16 +27,15 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import MapDataPipe
 
 from loadtune.errors import raised_by_handler
 from loadtune.stream import torch_private as private
-from loadtune.stream.looks import Looks, Watch, begin_watch
+from loadtune.stream.looks import Looks
 from loadtune.stream.pool import IndexStream, InProcess, Pool, PoolFailedError, RandomSamplesError
 from loadtune.stream.sample_table import Row, SampleTable
 from loadtune.stream.worker_rows import Notes, SampleError, is_random
@@ -100,16 +99,12 @@ class SwitchingIterator:
         self._starting: Source | None = None
         """Those. None: they have not begun to start."""
         self._closing: list[threading.Thread] = []
-        self._plain: Any = None
-        self._watch: Watch | None = None
+        self._is_stream = loader._dataset_kind != private.MAP_STYLE or isinstance(loader.dataset, MapDataPipe)
         self._late: tuple[int, int] | None = None
         """Workers that start at the first batch of the epoch, and their base seed. None: they have started."""
         self._private = torch.Generator()
         self._pid = os.getpid()  # from here on there is something to end
         _live.add(self)
-        if loader._dataset_kind != private.MAP_STYLE or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-            self._begin_plain(loader)
-            return
         own_ahead = self.own * (loader.prefetch_factor or 2)
         self._stream = IndexStream(loader._index_sampler, own_ahead, may_ask_ahead)
         self._stream.known, self._stream.told_workers, self._stream.times = known, told_workers, 16 if exact else 2
@@ -133,8 +128,6 @@ class SwitchingIterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
-        if self._plain is not None:
-            return self._next_plain()
         if self._late is not None:
             late, self._late = self._late, None
             self._begin_with(*late)
@@ -157,7 +150,7 @@ class SwitchingIterator:
                 if len(self._lane) > 1:  # a death that the caller caught left batches that nobody makes any more
                     source.issued.clear()
                     continue
-                if not self._stream.is_at_end():  # a sampler that gives more than it said
+                if not self._is_stream and not self._stream.is_at_end():  # a sampler that gives more than it said
                     self.withdraw_to_own()
                     continue
                 self.has_ended = True
@@ -171,36 +164,8 @@ class SwitchingIterator:
             raise StopIteration
         raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
 
-    def _begin_plain(self, loader: Any) -> None:
-        """Torch's own iterator, whose processes are looked at as those of others are."""
-        init, self._watch = loader.worker_init_fn, None
-        if self._looks is not None:
-            init = partial(begin_watch, self._looks, init, loader.collate_fn)
-        given = {"generator": loader.generator, "worker_init_fn": init}
-        view = private.view(loader, self.own, loader._index_sampler, **given)
-        if self._plain is not None and self.own:
-            self._plain._reset(view)
-        else:
-            self._plain = (private.MultiProcessIterator if self.own else private.SingleProcessIterator)(view)
-        if self._looks is not None and not self.own:
-            self._watch = self._looks.watch(None, loader.dataset, loader.collate_fn)
-
-    def _next_plain(self) -> Any:
-        try:
-            with self._watch or nullcontext():
-                return next(self._plain)
-        except StopIteration:
-            self._stop_watching()
-            raise
-
-    def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-
     def delivering(self) -> Any:
-        """Torch's iterator, or ours in its place, that delivers, or was the last to deliver."""
-        if self._plain is not None:
-            return self._plain
+        """What delivers in the place of torch's iterator, or was the last to deliver."""
         return self._lane[0] if self._lane else self._last
 
     @property
@@ -221,8 +186,8 @@ class SwitchingIterator:
         return self.table.rows(getattr(self.delivering(), "rows", range(0)))
 
     def batch_size(self) -> float:
-        """Samples in a batch, in the mean. 0: they are not counted."""
-        return 0.0 if self._plain is not None else self._stream.num_samples / max(1, self._stream.num_delivered)
+        """Samples in a batch, in the mean. 0: there was none yet."""
+        return self._stream.num_samples / max(1, self._stream.num_delivered)
 
     # Switching
 
@@ -324,7 +289,7 @@ class SwitchingIterator:
 
     def withdraw_to_own(self) -> None:
         """Read again with the caller's workers whatever others were asked for and have not delivered."""
-        if self._plain is not None:
+        if self._is_stream:
             return
         self._drop()
         num_yielded = self.delivering()._num_yielded
@@ -355,9 +320,6 @@ class SwitchingIterator:
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch with the workers that are there: what `persistent_workers` asks for."""
-        if self._plain is not None:
-            self._begin_plain(loader)
-            return
         while len(self._lane) > 1:
             self._in_background(self._lane[0], self._lane.popleft().close)
         self.has_ended = False
@@ -375,10 +337,6 @@ class SwitchingIterator:
     def _shutdown_workers(self, patience_s: float | None = None) -> None:
         """End all workers, those included that are starting. ``patience_s``: as in `Pool.close`."""
         if getattr(self, "_pid", None) != os.getpid():  # of a process that was forked from the one that made it
-            return
-        if self._plain is not None:
-            self._stop_watching()
-            getattr(self._plain, "_shutdown_workers", lambda: None)()
             return
         starting, self._coming, self._starting = self._starting, None, None
         if starting is not None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from multiprocessing import connection, current_process, forkserver, resource_sharer
 from typing import Any, NamedTuple
 
@@ -37,6 +37,12 @@ FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 FEEDER = "QueueFeederThread"
 """Name of the thread of a queue: a worker's pickles its batches, copies tensors to shared memory and sends them."""
+
+
+@cache
+def as_torchs(kind: type, has_workers: bool) -> Any:
+    """This class as one of torch's iterators: toolkits ask for these, to end their workers."""
+    return type(kind.__name__, (kind, MultiProcessIterator if has_workers else SingleProcessIterator), {})
 
 
 def dataset_of_worker() -> Any:

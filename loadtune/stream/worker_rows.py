@@ -91,6 +91,7 @@ def watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
             is_batch = self.auto_collation and isinstance(index, list)
             data = fetch(self, _noting(index, row) if asks_for_each and is_batch else index)
         except Exception as error:
+            row.num_begun -= isinstance(error, StopIteration)  # a stream has no more of them
             if sample_error is not None and not math.isnan(row.index):
                 sample_error(error, int(row.index))
             raise

@@ -13,19 +13,28 @@ from pathlib import Path
 from typing import TypeVar
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, TrainingError, WorkloadError
-from loadtune.host.memory import read_oom_kills
 from loadtune.host.processes import RamGuard
+from loadtune.host.usable import read_oom_kills
 from loadtune.limits.recipe import nothing_fits
 from loadtune.records.config import LiveObjects, LoaderConfig, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.footprint import StepAccount
 from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window, raise_for_the_user
-from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.memory import BatchTry, FitReport, StepAccount
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
-from loadtune.training.process import LAST_WORDS_LINES, TrainingProcess, cause_of_exit, make_scratch
-from loadtune.training.protocol import EXIT, STOP, TRY, Answer, Begin, Request
+from loadtune.training.process import (
+    EXIT,
+    LAST_WORDS_LINES,
+    STOP,
+    TRY,
+    Answer,
+    Begin,
+    Request,
+    TrainingProcess,
+    cause_of_exit,
+    make_scratch,
+)
 from loadtune.units import bytes_text
 
 _Value = TypeVar("_Value")
@@ -124,6 +133,7 @@ class TrainingClient(AbstractContextManager["TrainingClient"]):
                 ending = f" Its log ends:\n{tail}" if tail else ""
                 raise TrainingError(f"{found} That was in the phase '{value.phase}'. {advice}{ending}")
             self._facts = value
+            self._begin = replace(self._begin, autocast_places=value.autocast_places)
         return self._facts
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:

@@ -3,7 +3,6 @@ work."""
 
 import contextlib
 import itertools
-import os
 import random
 import statistics
 import sys
@@ -14,22 +13,20 @@ from typing import Any
 import torch
 
 from loadtune.errors import WorkloadError
-from loadtune.host.processes import scheduled_s
+from loadtune.host.processes import loading_s
 from loadtune.records.config import PRECISIONS, Precision
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.stream.torch_private import reads_worker_info
 from loadtune.training.failures import classify_error
 from loadtune.training.memory import DeviceMemory
-from loadtune.training.protocol import Line
+from loadtune.training.process import Line
 from loadtune.training.trainer import ResidentModel, Trainer
-from loadtune.units import counted
 from loadtune.workload import batches
 from loadtune.workload.batches import Batch, is_pair, num_bytes, sample_shape, structure_text, tensors_of
-from loadtune.workload.build import Workload, code_of
+from loadtune.workload.build import Workload, check_labels, check_targets, class_dimension, code_of, model_logits
 from loadtune.workload.datasets import RandomSamples
-from loadtune.workload.samples import fetch_samples, find_places, make_batch, one_thread, stream_samples
-from loadtune.workload.tasks import IGNORED_TARGET, class_dimension, model_logits
+from loadtune.workload.loaders import fetch_samples, find_places, make_batch, one_thread, stream_samples
 from loadtune.workload.user_code import cause, last_line, user_traceback
 
 _MAX_SAMPLES, _MAX_BATCHES = 16, 8  # kept, to make batches of; of batches that the user's code makes
@@ -44,7 +41,8 @@ _DIFFERENT = 1.02  # times as large a batch of the largest is, where samples cou
 _FEWEST = 4  # samples of a stream, to time it
 
 _Read = tuple[list[Any], float, float]
-"""Samples to make batches of, seconds of one, CPU seconds of one; both may be 0, as the clock sees it."""
+"""Samples to make batches of; seconds of one, and those of them that are no waiting for storage: CPU time, and waiting
+for a core. Both may be 0, as the clock sees it."""
 
 
 class Samples:
@@ -63,7 +61,7 @@ class Samples:
             self.samples, sample_s, cpu_s = self._read_stream() if loader.is_iterable else self._read_samples()
             self._by_size = self._samples_by_size()
             self._made = self._made_batches()
-        example, self.places = find_places(workload, self.samples)
+        example, self.places = find_places(loader, self.samples)
         check_targets(workload, example, self.samples[0])
         if not (self.places.count or loader.batch_size_is_free):
             raise WorkloadError(f"{batches.uncounted_text(example)} Return tensors whose first dimension counts them.")
@@ -137,7 +135,7 @@ class Samples:
         """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
         samples: list[Any] = []
         times: list[float] = []
-        used_s, begun = busy_s(), time.monotonic()
+        used_s, begun = sum(loading_s()), time.monotonic()
         for sample in stream_samples(self._workload.dataset):
             self._line.pulse()
             now = time.monotonic()
@@ -148,7 +146,7 @@ class Samples:
             if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) >= _FEWEST):
                 break
         later = times[1:] or times  # files open and modules load on the first
-        return samples, statistics.fmean(later), (busy_s() - used_s) / len(times)
+        return samples, statistics.fmean(later), (sum(loading_s()) - used_s) / len(times)
 
     def _read_samples(self) -> _Read:
         """As many are timed as there is time for."""
@@ -159,7 +157,7 @@ class Samples:
         count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
         some_of_all = random.Random(self._workload.spec.seed).sample(indices, min(len(indices), count))
         drawn, means, num_read = list(itertools.islice(itertools.cycle(some_of_all), count)), [], 0
-        started, used_s = time.monotonic(), busy_s()
+        started, used_s = time.monotonic(), sum(loading_s())
         for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
             begun, num = time.monotonic(), 0
             for some in self._read(drawn[at : at + _GROUP]):
@@ -172,7 +170,7 @@ class Samples:
             if time.monotonic() - started > _ENOUGH_S:
                 break
         counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
-        return samples, statistics.fmean(counted_in), (busy_s() - used_s) / num_read
+        return samples, statistics.fmean(counted_in), (sum(loading_s()) - used_s) / num_read
 
     def _samples_by_size(self) -> list[Any] | None:
         """Samples, the largest last. None: all have one size, or the user's code makes the batches."""
@@ -199,45 +197,7 @@ def _size_of(sample: Any) -> int:
     return int(nbytes) if nbytes is not None else num_bytes(sample) or 1
 
 
-def busy_s() -> float:
-    """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core:
-    what does not wait for storage."""
-    _, queued_s = scheduled_s(["thread-self"])
-    return time.process_time() + sum(os.times()[2:4]) + queued_s
-
-
 # One small batch of them
-
-
-def check_targets(workload: Workload, batch: Batch, sample: Any) -> None:
-    """Raises WorkloadError for targets that cross entropy, the default loss, would take for other classes."""
-    targets = batch[1] if is_pair(batch) else None
-    if workload.loss_takes != "classes" or not isinstance(targets, torch.Tensor):
-        return
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise WorkloadError(
-            f"The dataset returns {structure_text(sample)}. With cross entropy, the default loss, a target has to be a "
-            "class index: an integer, or a tensor of integers where the model predicts a class for each position. For "
-            "other targets give a loss function: --loss FILE.py:fn."
-        )
-
-
-def check_labels(batch: Batch, num_classes: int, *, is_own: bool = True) -> None:
-    """Raises WorkloadError for a label no class has, before a GPU answers it with an assert that ends its context.
-
-    Where each position of a sample has a label, those may be told not to count. ``is_own``: the model is the user's.
-    """
-    labels = batch[1] if batch[1].dim() == 1 else batch[1][batch[1] != IGNORED_TARGET]
-    if labels.numel() == 0:
-        return
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
-        but = "" if batch[1].dim() == 1 else f", or be {IGNORED_TARGET} where it does not count"
-        advice = "Correct the labels or the model" if is_own else "Give --num-classes, or correct the labels"
-        raise WorkloadError(
-            f"a sample's target is {low if low < 0 else high}, but the model has {counted(num_classes, 'class')}, so "
-            f"it has to lie between 0 and {num_classes - 1}{but}. {advice}."
-        )
 
 
 def train_small(trainer: Trainer, samples: Samples, line: Line) -> tuple[int, int]:
@@ -328,7 +288,7 @@ def describe(
         num_parameters=sum(parameter.numel() for parameter in workload.model.parameters()),
         precisions=precisions_of(device),
         min_batch_size=trained[0],
-        device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
+        device_name=device.name,
         memory_capacity_bytes=memory.capacity_bytes(),
         code=code_of(workload),
         torchvision=getattr(sys.modules.get("torchvision"), "__version__", None),

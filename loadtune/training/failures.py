@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import synchronize
 from typing import NamedTuple, TypeVar
 
-from loadtune.host.memory import SHM_ADVICE, read_oom_kills
+from loadtune.host.usable import SHM_ADVICE, read_oom_kills
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.training.memory import CudaMemory, DeviceMemory

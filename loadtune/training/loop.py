@@ -25,7 +25,7 @@ from loadtune.stream.torch_private import Depth
 from loadtune.stream.worker_rows import num_made
 from loadtune.training.failures import increase
 from loadtune.training.memory import DeviceMemory, page_lock_s
-from loadtune.training.protocol import Line
+from loadtune.training.process import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import counted
 from loadtune.workload.batches import Batch, num_tokens
@@ -88,7 +88,6 @@ class EndlessLoader:
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers. Raises NoBatchError where an epoch has none."""
-        self._begun_s = self._begun_s or time.monotonic()
         batch = self._next()
         if batch is None:  # the epoch of the stream is over
             if self._loader.persistent_workers:
@@ -107,6 +106,7 @@ class EndlessLoader:
 
     def _started(self) -> SwitchingIterator:
         if self._iterator is None:
+            self._begun_s = time.monotonic()
             with _unpicklable_named(self._parts):
                 self._iterator = SwitchingIterator(
                     self._loader, table=self._table, sample_error=note_index, looks=self._looks
@@ -158,7 +158,7 @@ class EndlessLoader:
         }
 
     def _workers(self) -> list[Row]:
-        """Empty: there are none, or they have no clocks, as those of a stream."""
+        """Empty: there are none."""
         return [] if self._iterator is None else self._iterator.workers()
 
     def close(self) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from loadtune.host.cgroup import parse_counters, read_text
-from loadtune.host.memory import read_ram
+from loadtune.host.usable import parse_counters, read_ram, read_text
 
 # Left behind by a healthy failure at most: workspaces of cuBLAS, 32 MiB a handle and stream on Hopper, and as much of
 # cuBLASLt. What a step leaks is activations, which are far more.

@@ -8,31 +8,29 @@ from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.connection import Connection
-from shutil import disk_usage
 from typing import Any
 
 import torch
 
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Way
-from loadtune.decide.bounds import RAM_SHARE, SHM_SHARE
 from loadtune.errors import DeviceError, LoadtuneError, ScriptEndedError
 from loadtune.footprint.account import AllocatorLog
-from loadtune.host.machine import read_gpus
-from loadtune.host.memory import read_ram
+from loadtune.host.gpu import read_gpus
+from loadtune.host.usable import read_ram, read_shm
+from loadtune.model.workers import RAM_SHARE, SHM_SHARE
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.footprint import StepAccount
 from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, non_finite_loss
-from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.memory import BatchTry, FitReport, StepAccount
 from loadtune.stream.looks import Looks
 from loadtune.stream.sample_table import SampleTable
 from loadtune.training.describe import Samples, describe, match_random_targets, train_small
 from loadtune.training.failures import Circumstances, failure_from, leaves_context_intact, watched
 from loadtune.training.loop import EndlessLoader, time_training
 from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
-from loadtune.training.protocol import EXIT, STOP, Answer, Begin, Line
+from loadtune.training.process import EXIT, STOP, Answer, Begin, Line
 from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
 from loadtune.training.trainer import ResidentModel, Trainer
 from loadtune.workload.build import Workload, build_workload
@@ -66,7 +64,7 @@ class Session:
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
-        free_bytes = int(min(RAM_SHARE * read_ram().available_bytes, SHM_SHARE * disk_usage("/dev/shm").free))
+        free_bytes = int(min(RAM_SHARE * read_ram().available_bytes, SHM_SHARE * read_shm()[1]))
         self._ways = Ways(
             Way(
                 loader=self._workload.loader,
@@ -116,10 +114,9 @@ class Session:
         return replace(report, seconds=time.monotonic() - begun)
 
     def account(self, precision: Precision, batch_size: int) -> StepAccount | TrialFailure:
-        if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-            message = "It can be measured on CUDA with PyTorch's native allocator only. --device cpu needs neither."
-        else:
+        if self._device.type == "cuda" and torch.cuda.get_allocator_backend() == "native":
             return self._measure(precision, batch_size, AllocatorLog(self._device))
+        message = "It can be measured on CUDA with PyTorch's native allocator only. --device cpu needs neither."
         return TrialFailure(kind="unsupported", phase="prepare", message=message)
 
     def _measure(self, precision: Precision, batch_size: int, log: AllocatorLog) -> StepAccount:

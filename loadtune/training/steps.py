@@ -8,18 +8,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 
 from loadtune.errors import TrainingError
-from loadtune.footprint.account import COUNTED, AllocatorLog, Claim, StepWatch
-from loadtune.records.footprint import StepAccount
+from loadtune.footprint.account import AllocatorLog, Claim, StepWatch
 from loadtune.records.measurement import MEMORY_KINDS, TrialFailure, Window
-from loadtune.records.memory import NUM_STEPS, AllocationTrace, BatchTry, FitReport
+from loadtune.records.memory import NUM_STEPS, AllocationTrace, BatchTry, FitReport, StepAccount
 from loadtune.training.failures import classify_error, increase
 from loadtune.training.memory import DeviceMemory
-from loadtune.training.protocol import Line
+from loadtune.training.process import Line
 from loadtune.training.trainer import Trainer
 from loadtune.units import bytes_text
 from loadtune.workload.batches import Batch, sample_shape
@@ -86,25 +84,6 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
         num_samples=steps * trainer.num_samples(batch),
         loss_is_finite=trainer.loss_is_finite(),
     )
-
-
-def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked positions are."""
-    events: list[int] = []
-    starts: list[int] = []
-    numbers: dict[int, int] = {}  # address → number of the request that lives there
-    position = num_requests = 0
-    for entry in history:
-        if entry["action"] in COUNTED:
-            starts += [len(events)] * (position in marks)
-            position += 1
-        if entry["action"] == "alloc":
-            num_requests += 1
-            numbers[entry["addr"]] = num_requests
-            events.append(entry["size"])
-        elif entry["action"] == "free_completed" and entry["addr"] in numbers:
-            events.append(-numbers.pop(entry["addr"]))
-    return tuple(events), tuple(starts)
 
 
 def try_steps(
@@ -184,9 +163,11 @@ class _Steps:
         with self._log.kept():
             yield
             with suppress(TrainingError):  # its beginning was overwritten
-                events, starts = compact_events(self._log.history(), self._starts)
                 self.trace = AllocationTrace(
-                    batch_size=asked.batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
+                    batch_size=asked.batch_size,
+                    idle_bytes=idle_bytes,
+                    events=tuple((each.address, each.num_bytes) for each in self._log.events()),  # `Event` needs torch
+                    step_starts=tuple(self._starts),
                 )
 
     @contextmanager

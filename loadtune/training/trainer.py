@@ -8,8 +8,7 @@ import torch
 
 from loadtune.records.config import MemoryFormat, Recipe
 from loadtune.workload.batches import PAIR, Batch, Places, is_pair, leaf_tensors, moved, own_structure
-from loadtune.workload.build import Workload
-from loadtune.workload.tasks import AUTOCAST_DTYPES, make_optimizer
+from loadtune.workload.build import AUTOCAST_DTYPES, Workload, make_optimizer
 
 # Never in a measured run: the scale only halves, once for each skipped step, and so skipped steps can be counted.
 _NO_SCALE_GROWTH = 1_000_000
@@ -112,7 +111,9 @@ class Trainer:
             self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
             loss = self.workload.compute_loss(self.module, batch)
-        self._add(loss)
+        if self._losses is not None:  # a number, or a tensor that holds one; the device is not waited for
+            value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(())
+            self._losses[value.device] = value + self._losses.get(value.device, 0.0)
         if self.accumulate > 1:
             loss = loss / self.accumulate
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
@@ -144,13 +145,6 @@ class Trainer:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _add(self, loss: torch.Tensor | float) -> None:
-        """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
-        if self._losses is not None:
-            value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(())
-            total = self._losses.get(value.device)
-            self._losses[value.device] = value if total is None else total + value
 
     def loss_is_finite(self) -> bool | None:
         """Whether every step's loss so far was finite, as their sum is. Waits for the device. None: none was summed."""

@@ -194,7 +194,8 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int, *, first
 
     ``first_alone``: samples lie along the first dimension of tensors, and nowhere else.
     """
-    if _cannot_be_cut(fewer):
+    is_special = isinstance(fewer, torch.Tensor) and (fewer.layout is not torch.strided or fewer.is_nested)
+    if is_special or isinstance(fewer, PackedSequence):  # cannot be cut
         return Places("unknown")
     if isinstance(fewer, torch.Tensor):
         if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
@@ -218,12 +219,6 @@ def places_of_ready(batch: Batch) -> Places:
     """Of a batch of which nobody knows how many samples it has: the first dimension of its first tensor tells."""
     length = next((tensor.size(0) for tensor in tensors_of(batch) if tensor.dim() > 0), None)
     return Places("unknown") if length is None else places_of(batch, batch, length, length, first_alone=True)
-
-
-def _cannot_be_cut(part: Any) -> bool:
-    """Packed, sparse and nested tensors."""
-    is_special = isinstance(part, torch.Tensor) and (part.layout is not torch.strided or part.is_nested)
-    return is_special or isinstance(part, PackedSequence)
 
 
 def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
-"""A user's `DataLoader`, taken apart: what it loads and draws stays, its settings change. Needs torch."""
+"""A user's `DataLoader`, taken apart: what it loads and draws stays, its settings change. Samples of its dataset and
+batches of them: fetched, collated, and what makes them unusable said in words."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 from itertools import chain
@@ -9,16 +11,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+    default_convert,
+)
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
 from loadtune.units import counted
-from loadtune.workload.user_code import call_named, reported
+from loadtune.workload.batches import Batch, Places, map_tensors, places_of, places_of_ready, structure_text
+from loadtune.workload.user_code import call_named, cause, last_line, reported, user_traceback
 
 _TAKEN = ("dataset", "collate_fn", "worker_init_fn", "timeout", "generator")
 _GIVEN = ("sampler", "batch_sampler", "drop_last", "collate_fn", "worker_init_fn", "generator")
-_PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")  # modules of the DataLoaders that are nothing else
+_PLAIN = (DataLoader.__module__, "loadtune.inflight.iterator")  # modules of the DataLoaders that are nothing else
 _USUAL = LoaderConfig(batch_size=1)
 
 
@@ -133,7 +145,7 @@ class _Share:
 
     def __init__(self, batches: Any) -> None:
         self._batches, self.sampler, self.drop_last = batches, self, batches.drop_last
-        self.batch_size = len(next(iter(batches)))
+        self.batch_size: int = batches.batch_sampler.batch_size
 
     def __iter__(self) -> Iterator[Any]:
         return chain.from_iterable(self._batches)
@@ -145,7 +157,7 @@ class _Share:
 def named_collate(function: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     """A collate function whose errors are reported as its own, and not as those of the last sample. What it calls is
     its ``__wrapped__``: the steps of loading are named by that."""
-    own = function or torch.utils.data.default_collate
+    own = function or default_collate
     return update_wrapper(partial(collate, own), own, (), ())
 
 
@@ -220,3 +232,83 @@ def _length(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
+
+
+def fetch_samples(loader: LoaderParts, indices: Sequence[Any]) -> list[Any]:
+    """The samples at these indices, as a DataLoader fetches them. Raises WorkloadError with the user's traceback."""
+    dataset, read = loader.dataset, list[Any]()
+    try:
+        if loader.reads_at_once:
+            return dataset.__getitems__(list(indices))  # type: ignore[no-any-return]
+        for index in indices:
+            read.append(dataset[index])
+    except Exception as error:
+        what = f".__getitems__({list(indices[:3])}…)" if loader.reads_at_once else f"[{indices[len(read)]!r}]"
+        raise WorkloadError(
+            f"{cause(error) or f'dataset{what} raised {last_line(error)}'}. Every index that the sampler draws has to "
+            "return a sample; by default these are 0 to len(dataset) - 1. Correct the dataset, or leave this sample "
+            "out of it.",
+            user_traceback(error),
+        ) from error
+    return read
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As DataLoader has it in each worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def owner_of(dataset: Any) -> Any:
+    """The dataset that loads samples: behind any number of `Subset`."""
+    return owner_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def stream_samples(dataset: Any) -> Iterator[Any]:
+    """What one epoch of a stream yields. Raises WorkloadError where it raises, and where it yields nothing."""
+    num_read = 0
+    try:
+        for sample in dataset:
+            num_read += 1
+            yield sample
+    except Exception as error:
+        raise WorkloadError(
+            f"Reading the stream raised {last_line(error)}, after {num_read} samples. Correct it, and run again.",
+            user_traceback(error),
+        ) from error
+    if not num_read:
+        raise WorkloadError("The stream is empty: it ends without a sample. Check its path or filter.")
+
+
+def make_batch(loader: LoaderParts, samples: Any, *, are_kept: bool = True) -> Batch:
+    """What the loader makes of these samples, or of what its dataset made. Raises WorkloadError.
+    ``are_kept``: a collate function may change tensors (Ultralytics), so it gets copies where samples serve again."""
+    ready = loader.batches_are_ready
+    collate = loader.collate_fn or (default_convert if ready else default_collate)
+    if collate is default_collate and not ready:
+        seen = " and ".join(structure_text(sample) for sample in samples[:2])
+        sentence = (
+            f"The samples cannot be collated into a batch: {{}}. Found {seen}. PyTorch's default collate "
+            "function needs tensors or numbers, of the same type and shape in every sample: convert pictures with "
+            "torchvision.transforms.ToTensor(), and crop, resize or pad them in the dataset. Or give your own collate "
+            "function with --collate or --loader."
+        )
+    else:
+        many, sample = ("a batch", samples) if ready else (f"{len(samples)} samples", samples[0])
+        sentence = f"The collate function raised {{}}, given {many} like {structure_text(sample)}."
+    with reported(sentence):
+        return collate(samples if ready else [map_tensors(each, torch.clone) if are_kept else each for each in samples])
+
+
+def find_places(loader: LoaderParts, samples: Sequence[Any]) -> tuple[Batch, Places]:
+    """A batch of two samples and where it keeps them, found beside one of three; of ready batches the first."""
+    if loader.batches_are_ready:
+        batch = make_batch(loader, samples[0])
+        return batch, places_of_ready(batch)
+    fewer, more = (make_batch(loader, [samples[at % len(samples)] for at in range(num)]) for num in (2, 3))
+    return fewer, places_of(fewer, more, 2, 3)

@@ -1,10 +1,12 @@
-"""The user's code: functions and objects found by import path and called, and its exceptions as text for its author,
-also those that a DataLoader worker sends as text.
+"""The user's code: functions and objects found by import path and called, or sent as bytes from the caller's process
+(`pack_parts`) to the training process (`unpack_parts`); and its exceptions as text for its author, also those that a
+DataLoader worker sends as text.
 """
 
 import difflib
 import functools
 import importlib
+import io
 import multiprocessing
 import operator
 import os
@@ -12,14 +14,18 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from loadtune.errors import WorkloadError
+from loadtune.records.config import LiveObjects
 from loadtune.units import cut
 
 T = TypeVar("T")
@@ -219,3 +225,73 @@ def _imported(name: str, path: str, option: str) -> Any:
         raise WorkloadError(
             f"The {option} {path} could not be imported: {last_line(error)}. {advice}", user_traceback(error)
         ) from error
+
+
+def pack_parts(parts: Mapping[str, Any]) -> LiveObjects:
+    """Parts of the caller's `Job` as bytes, by name; what its ``__main__`` defines travels by value. ``input_shape`` of
+    one sample: random ones take the dataset's place. Raises WorkloadError for a part that cannot be pickled."""
+    try:
+        pickled = _pickled(parts)
+    except Exception:
+        for name, part in parts.items():  # one by one, to tell which
+            with reported(
+                f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be "
+                "pickled: {}. Pass its import path, `pkg.mod:factory`, or for a model, dataset or loader a function "
+                "without arguments that returns it. Otherwise remove references to open files, locks, threads and "
+                "connections.",
+                traced=False,
+            ):
+                _pickled(part)
+        raise
+    # Absolute: '' stands for the folder a script or a prompt was started in.
+    return LiveObjects(pickled=pickled, search_path=tuple(os.path.abspath(folder) for folder in sys.path))
+
+
+def _pickled(value: Any) -> bytes:
+    import cloudpickle  # late: a script under exec is never pickled, and its own interpreter may lack it
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=cloudpickle, pickle_protocol=cloudpickle.DEFAULT_PROTOCOL)
+    return buffer.getvalue()
+
+
+def unpack_parts(objects: LiveObjects, device: torch.device) -> dict[str, Any]:
+    """The parts again, on the CPU, importing what they need from where the caller would; a loss with tensors goes to
+    the device. Raises WorkloadError."""
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]
+    sys.path[:] = [*objects.search_path, *(folder for folder in sys.path if folder not in objects.search_path)]
+    with reported(
+        "The job's objects could not be loaded in the training process: {}. The modules that define them have to be "
+        "importable there. Install them, add their folder to PYTHONPATH, or pass import paths such as "
+        "`pkg.mod:factory`."
+    ):
+        parts: dict[str, Any] = torch.load(io.BytesIO(objects.pickled), map_location="cpu", weights_only=False)
+    if isinstance(parts.get("loss"), nn.Module):
+        parts["loss"].to(device)
+    return parts
+
+
+# Neither the training process nor a worker can import what the caller's ``__main__`` defines. So they send one another
+# its classes and functions by value: a dataset to spawned workers, a batch that is a named tuple from any worker.
+
+
+@functools.cache
+def _bytes_of(value: Any) -> bytes:
+    import cloudpickle
+
+    content: bytes = cloudpickle.dumps(value)
+    return content
+
+
+@functools.cache
+def _defined(content: bytes) -> Any:
+    import cloudpickle
+
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # in a spawned worker, too
+    return cloudpickle.loads(content)
+
+
+def _by_value(pickler: ForkingPickler, value: object) -> Any:
+    if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+        return _defined, (_bytes_of(value),)
+    return NotImplemented

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_rig import segments
+from forked import Forked
 
 from loadtune.stream.shm_cleanup import group_members
 
@@ -36,10 +37,13 @@ class Ended:
             command = [sys.executable, "-m", "loadtune", "exec", "--out", str(folder), "--", *command]
             environment |= {"OTHER_WORKERS": str(others)}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"} | environment
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **streams) as process:
-            self.out, error = (each.decode() for each in process.communicate(timeout=120))
-        self.code, self.group = process.returncode, process.pid
+        # With options of Python that is a new interpreter, else all is forked from this one, but for spawned workers.
+        begin, given = subprocess.Popen if python else Forked, {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        paths = folder / "stdout", folder / "stderr"
+        with paths[0].open("w") as out, paths[1].open("w") as error:
+            process = begin(command, env=environment, cwd=folder, stdout=out, stderr=error, **given)
+        self.code, self.group = process.wait(timeout=120), process.pid
+        self.out, error = (path.read_text() for path in paths)
         self.said = [line for line in error.splitlines() if not line.startswith("loadtune:")]
 
     def of(self, mode):

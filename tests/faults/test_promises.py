@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,13 +14,14 @@ import inflight_faults
 import pytest
 from cli_rig import Command
 from fakes import FakeTraining
+from forked import finished
 from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
 import loadtune
 from loadtune import story
 from loadtune.errors import ResultError
-from loadtune.report.store import load_result
 from loadtune.run.state import read_run
+from loadtune.store import load_result
 
 RUN = ("run", "--device", "cpu", "--max-workers", "2", "--out", "kept")
 SHORT = ("--time-budget", "50", "--json")
@@ -140,11 +140,10 @@ def test_a_sample_or_worker_that_fails_is_named(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def found():
-    done = subprocess.run(
-        [sys.executable, inflight_faults.__file__, *FAULTS],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=True, timeout=400,
-    )  # fmt: skip
+def found(tmp_path_factory):
+    command, environment = [sys.executable, inflight_faults.__file__, *FAULTS], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = finished(command, tmp_path_factory.mktemp("faults"), env=environment)
+    assert done.returncode == 0, done.stderr
     return {each["fault"]: each for each in map(json.loads, done.stdout.splitlines())}
 
 

@@ -14,8 +14,8 @@ from cli_rig import segments, until
 from training_rig import Windows, fault, training_on, trial
 
 from loadtune.errors import OutOfTimeError, TrainingError
-from loadtune.host.memory import Ram, read_oom_kills
 from loadtune.host.processes import RamGuard, tree_bytes
+from loadtune.host.usable import Ram, read_oom_kills
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry

@@ -1,10 +1,9 @@
-"""The report of one kept result, word for word, and its own JSON, which later versions must still read.
+"""The report of one kept result, word for word, and its own JSON.
 
 After a change that is meant: ``LOADTUNE_REGENERATE=1 pytest tests/golden``, and look at the difference.
 """
 
 import io
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +15,19 @@ from rich.console import Console
 from loadtune import export
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.memory import FitReport
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.report.forms import FORMS, changes_code
 from loadtune.report.machine import banner
-from loadtune.report.store import as_json, load_result
 from loadtune.report.tables import Table, table_text
 from loadtune.report.terminal_answer import terminal_answer
+from loadtune.store import as_json, load_result
 
 HERE = Path(__file__).parent
 KEPT = load_result(HERE / "result.json")
 """A made-up run in which everything a report can show is present."""
 
 
-def answered(result: TuningResult) -> str:
+def answered(result: Result) -> str:
     report = Path("loadtune-results/FakeData-resnet50/2026-11-20T17-03-12Z/report.html")
     return "".join(f"{line}\n" for line in terminal_answer(result, report))
 
@@ -81,22 +80,3 @@ def test_the_kept_result_reads_as_it_did(name: str) -> None:
     if os.environ.get("LOADTUNE_REGENERATE"):
         (HERE / name).write_text(found, encoding="utf-8")
     assert found == (HERE / name).read_text(encoding="utf-8")
-
-
-def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> None:
-    """What 0.1.0 kept, and no more: the rest is not known, and the report says what it said."""
-    first = {"seconds", "gpu_utilization_fraction"}
-    first |= {"cpu_utilization_fraction", "training_rss_bytes"}
-    older = json.loads((HERE / "result.json").read_text(encoding="utf-8"))
-    for measured in (*older["trials"], *older["finalists"]):
-        for run in (measured.get("measurement"), *measured.get("runs", ())):
-            if run:
-                run["telemetry"] = {name: value for name, value in run["telemetry"].items() if name in first}
-                del run["steps"]
-                run["repeated"] = True  # is no longer kept
-    (tmp_path / "result.json").write_text(json.dumps(older), encoding="utf-8")
-    read = load_result(tmp_path / "result.json")
-    telemetry = read.finalists[0].runs[0].telemetry
-    assert telemetry.gpu_utilization_fraction == pytest.approx(0.93)
-    assert (telemetry.timeline, telemetry.missing, read.steps) == (None, {}, ())
-    assert answered(read) == answered(KEPT)

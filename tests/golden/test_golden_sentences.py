@@ -15,11 +15,11 @@ from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.loading import Examined, LoadingStep, Values
-from loadtune.records.result import Finalist, TuningResult
+from loadtune.records.result import Finalist, Result
 from loadtune.records.telemetry import Progress
 from loadtune.report.live import progress_line
+from loadtune.report.sentences import best_with_changes, bottleneck_sentence, limit_sentences
 from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.wording import best_with_changes, bottleneck_sentence, limit_sentences
 from loadtune.statistics.interval import Interval
 from loadtune.stream.sample_table import Loading, did_not_return_text
 from loadtune.units import bytes_text, counted, percent_text, seconds_text
@@ -65,26 +65,26 @@ def short(line: int, **other: Any) -> Account:
     return Account(name=f"Folder at train.py:{line}", own_workers=2, num_workers=2, **other)
 
 
-def limited(rate: float) -> TuningResult:
+def limited(rate: float) -> Result:
     """Its answer at any batch size is that at the user's own."""
     best = replace(explained().best, samples_per_s=rate)
     return replace(explained(), best=best, best_at_your_batch=best)
 
 
-def loads(probability: float) -> TuningResult:
+def loads(probability: float) -> Result:
     """With this probability the cores limit it, which mostly load."""
     pinning, device = explained().bottleneck.limits
     cores = replace(pinning, resource="cores", probability=probability, shares={"loading": 0.7, "computing": 0.3})
     return explained(limits=tuple(sorted((pinning, cores, device), key=lambda each: -each.probability)))
 
 
-def changed(**more: Any) -> TuningResult:
+def changed(**more: Any) -> Result:
     *others, contestant = golden().finalists
     contestant = replace(contestant, config=more.get("config") or contestant.config)
     return replace(golden(), remedies=replace(golden().remedies, **more), finalists=(*others, contestant))
 
 
-def won(config: TrialConfig, *more: Finalist, **figures: Any) -> TuningResult:
+def won(config: TrialConfig, *more: Finalist, **figures: Any) -> Result:
     """The golden result with this winner, measured as its own was; no batch size was given."""
     result = golden()
     best = replace(result.best, config=config, **figures)
@@ -92,7 +92,7 @@ def won(config: TrialConfig, *more: Finalist, **figures: Any) -> TuningResult:
     return replace(result, best=best, best_at_your_batch=None, finalists=finalists, remedies=None, bottleneck=None)
 
 
-def answer(result: TuningResult, *resume: str) -> list[str]:
+def answer(result: Result, *resume: str) -> list[str]:
     return list(terminal_answer(result, Path("runs/report.html"), *resume))
 
 

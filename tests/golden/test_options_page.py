@@ -8,32 +8,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from loadtune.api.options import TABLE
-from loadtune.cli.app import app
+from loadtune.cli.app import RUN
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 GENERATED = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def row(parameter: Any, keywords: dict[str, str]) -> str:
-    flags = [f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts)]
-    if not parameter.is_flag:
-        flags[-1] = f"`{parameter.opts[-1]} {parameter.metavar}`".replace("|", r"\|")
-    found = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", parameter.help)
-    keyword = f"`{keywords[parameter.name]}`" if parameter.name in keywords else ""
+    flags = [f"`{flag}`" for flag in parameter.option_strings]
+    if parameter.metavar:
+        flags[-1] = f"`{parameter.option_strings[-1]} {parameter.metavar}`".replace("|", r"\|")
+    found = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", parameter.help % {})
+    keyword = f"`{keywords[parameter.dest]}`" if parameter.dest in keywords else ""
     return f"| {', '.join(flags)} | {keyword} | {found[2] or ''} | {found[1]} |\n"
 
 
 def tables() -> dict[str, str]:
     """Of each panel, as the command shows it."""
     keywords, found = {row.name: row.name for row in TABLE}, dict[str, str]()
-    parameters: list[Any] = typer.main.get_group(app).commands["run"].params
-    for parameter in (each for each in parameters if each.param_type_name == "option"):
-        panel = parameter.rich_help_panel
+    parameters: list[Any] = [(each.title, one) for each in RUN._action_groups for one in each._group_actions]
+    for panel, parameter in parameters:
         head = "| option | in Python | default | |\n|---|---|---|---|\n"
-        if parameter.name != "help_all":
+        if parameter.option_strings and parameter.dest not in ("help", "help_all"):
             found[panel] = found.get(panel, head) + row(parameter, keywords)
     return found
 

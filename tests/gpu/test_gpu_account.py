@@ -17,7 +17,7 @@ from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.footprint.trace_ledger import TracedLine
 from loadtune.host.machine import choose_device, read_host
 from loadtune.records.config import OptimizerName, Precision, WorkloadSpec
-from loadtune.records.footprint import StepAccount, block_bytes
+from loadtune.records.memory import StepAccount, block_bytes
 from loadtune.training.client import TrainingClient
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.host.machine import Sampler, choose_device, machine_probes, read_host
+from loadtune.host.machine import choose_device, machine_probes, read_host
+from loadtune.host.telemetry import Sampler
 from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device

@@ -4,25 +4,21 @@ import ast
 import math
 import os
 import re
-import runpy
 import shlex
 import signal
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from cli_rig import until
-from forked import Forked
+from forked import Forked, finished
 from training_rig import CPU, Windows
 from training_workloads import has_trial
 
 from loadtune import load_result
 from loadtune.api.options import TABLE, with_settings
-from loadtune.cli.app import app
+from loadtune.cli.app import RUN
 from loadtune.cli.options import settings
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import TrainingRun
@@ -44,11 +40,11 @@ def tune_command(script: Path) -> list[str]:
     return shlex.split(found[1])
 
 
-def parsed(script: Path) -> typer.Context:
+def parsed(script: Path) -> dict[str, object]:
     """What the command line makes of the command."""
     program, command, *arguments = tune_command(script)
     assert (program, command) == ("loadtune", "run")
-    return typer.main.get_group(app).commands["run"].make_context("run", arguments)
+    return RUN.read(arguments)
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)
@@ -58,13 +54,11 @@ def script(request) -> Path:
     return request.param
 
 
-def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # data that an earlier version made there stays unread
-    runpy.run_path(str(script), run_name="__main__")
-    out, err = capsys.readouterr()
-    losses = re.findall(r"loss\D{1,5}([\d.]+|nan)", out + err)
+def test_it_trains_by_itself(script: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # data that an earlier version made stays unread
+    ran = finished([sys.executable, str(script)], tmp_path / "said", cwd=tmp_path, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    losses = re.findall(r"loss\D{1,5}([\d.]+|nan)", ran.stdout + ran.stderr)
     assert losses
     assert all(math.isfinite(float(loss)) for loss in losses)
 
@@ -73,20 +67,20 @@ def test_two_ranks_train_under_exec(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     *command, folder = tune_command(UNDER_EXEC)
     assert (command[:3], folder) == (["loadtune", "exec", "--"], "FOLDER")
-    small = ["--model", "resnet18", "--batch-size", "8", "--size", "32", "--epochs", "1"]
+    small = ["--model", "shufflenet_v2_x0_5", "--batch-size", "8", "--size", "32", "--epochs", "1"]
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PATH": path}
     words = [sys.executable, "-m", *command, *small]
-    ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    ran = finished(words, tmp_path / "said", cwd=ROOT, env=environment)
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"epoch 0: loss \d", ran.stdout)
     assert "ImageFolder at imagenet_ddp.py" in ran.stderr
 
 
-def test_images_of_an_object_store_are_read_under_exec() -> None:
+def test_images_of_an_object_store_are_read_under_exec(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     words = [sys.executable, "-m", "loadtune", "exec", "--", sys.executable, str(STORE), "1"]
-    ran = subprocess.run(words, cwd=ROOT, env=os.environ | {"IMAGES": "64"}, capture_output=True, text=True, timeout=90)
+    ran = finished(words, tmp_path / "said", cwd=ROOT, env=os.environ | {"IMAGES": "64"})
     assert ran.returncode == 0, ran.stderr  # and the store has ended: it has the pipes, too
     assert re.fullmatch(r"epoch 0: [\d.]+ s, \d+ images/s\n", ran.stdout)
     assert "StoredImages at object_store.py" in ran.stderr
@@ -104,7 +98,7 @@ def test_the_training_process_trains_what_its_command_names(script: Path, reques
     through_a_worker = script.stem in THROUGH_A_WORKER
     request.getfixturevalue("forked" if through_a_worker else "in_thread")
     monkeypatch.chdir(ROOT)
-    spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
+    spec = with_settings(TuneConfig(), settings(TABLE, parsed(script))).workload
     with TrainingClient(spec, CPU, log_path=tmp_path / "training.log", hang_s=60.0) as training:
         facts = training.describe()
         loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=int(through_a_worker))

@@ -11,7 +11,7 @@ from pathlib import Path
 import inflight_jobs
 import pytest
 import spare_rig
-from forked import Forked
+from forked import finished
 
 ROOT = Path(__file__).parents[2]
 JOB = [sys.executable, inflight_jobs.__file__, "plain", "--steps", "64", "--sample", "0.0007", "--step", "0.001"]
@@ -22,18 +22,21 @@ EXEC = [sys.executable, "-m", "loadtune", "exec"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "LOADTUNE_RAISE": "1"}
 
 
-def run(*arguments, options=(), **more):
+def run(*arguments, options=(), folder=None, **more):
+    """With a folder for what is printed all processes are forked from this one, else they are new interpreters."""
     command, environment = [*EXEC, *options, "--", *arguments], ENVIRONMENT | more
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    if folder is None:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    else:
+        done = finished(command, folder / "tuned", env=environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
-def without_it(told, *command, **more):
-    """Exit code and output of the same script alone, forked from this process."""
-    with told.open("w") as out:
-        code = Forked([*command], env=ENVIRONMENT | more, stdout=out, stderr=sys.__stderr__).wait()
-    return code, told.read_text()
+def without_it(folder, *command, **more):
+    """Exit code and output of the same script alone."""
+    done = finished(command, folder / "plain", env=ENVIRONMENT | more)
+    return done.returncode, done.stdout
 
 
 def test_output_folder_and_exit_code_are_the_scripts_own(tmp_path):
@@ -112,16 +115,17 @@ def test_a_script_whose_launcher_was_killed_goes_on_and_tidies_up(tmp_path):
 
 
 def test_a_training_is_tuned_and_its_switches_are_written(tmp_path):
-    code, plain = without_it(tmp_path / "plain", *JOB)
-    done = run(*JOB, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))
+    code, plain = without_it(tmp_path, *JOB)
+    done = run(*JOB, folder=tmp_path, options=("--out", str(tmp_path / "out"), "--max-workers", "3"))
     assert (code, done.stdout.split()[:2]) == (0, plain.split()[:2])
     assert "Samples at inflight_jobs.py:" in done.stderr
     (loader,) = json.loads((tmp_path / "out/inflight.json").read_text())["loaders"]
     assert loader["switches"]
 
 
-def test_the_script_ends_once_it_is_tuned():
-    done = run(*JOB, "--steps", "100000", options=("--until-tuned", "--max-workers", "2"))
+def test_the_script_ends_once_it_is_tuned(tmp_path):
+    options = ("--until-tuned", "--max-workers", "2")
+    done = run(*JOB, "--steps", "100000", folder=tmp_path, options=options)
     assert done.returncode == 0
     assert done.stdout == ""
     assert "ends the script" in done.stderr
@@ -177,10 +181,10 @@ def test_changes_of_the_code_are_tried_beside_the_loop(tmp_path, trouble, method
     script.write_text(ADVISED)
     path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     command = [sys.executable, str(script), "0.001", trouble, method, str(is_persistent), str(most)]
-    done = run(*command, options=("--max-workers", "2", "--out", str(tmp_path), *options), **path)
+    done = run(*command, folder=tmp_path, options=("--max-workers", "2", "--out", str(tmp_path), *options), **path)
     number = done.stdout.split()[0]
     command[2], command[-1] = "0", number
-    assert (done.returncode, done.stdout) == without_it(tmp_path / "plain", *command, **path)
+    assert (done.returncode, done.stdout) == without_it(tmp_path, *command, **path)
     assert done.returncode == 5
     (loader,) = json.loads((tmp_path / "inflight.json").read_text())["loaders"]
     assert "printed by a dataset" not in done.stderr
@@ -213,6 +217,6 @@ for epoch in range(int(sys.argv[3])):
 def test_epochs_too_short_for_many_steps_are_judged_whole(tmp_path, samples, workers, epochs, is_proven):
     """In the second case an epoch's rest is too short to switch in it, and one before the change proves no gain."""
     (tmp_path / "train.py").write_text(SHORT)
-    done = run(sys.executable, str(tmp_path / "train.py"), str(samples), str(workers), str(epochs))
+    done = run(sys.executable, str(tmp_path / "train.py"), *map(str, (samples, workers, epochs)), folder=tmp_path)
     assert re.search(rf": {workers} → \d+ workers: .*\d×", done.stderr), done.stderr
     assert ("  to keep it: DataLoader(..., num_workers=" in done.stderr) is is_proven, done.stderr

@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 
 import loadtune
 from loadtune.decide.inflight import Reading
-from loadtune.inflight import account, files, hook, iterator, tuner, words
+from loadtune.inflight import account, hook, iterator, tuner, words
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import TEST_VARIABLE, Options
-from loadtune.stream import trust, unchanged
-from loadtune.stream.watched_sampler import WatchedSampler
+from loadtune.stream import trust
+from loadtune.stream.trust import WatchedSampler
 
 GIVEN = SimpleNamespace(steps=64, sample=0.0007, step=0.001)
 
@@ -417,7 +417,7 @@ def test_what_an_earlier_run_found(changes, max_workers, begins, tuned, monkeypa
     else:
         earlier = {"name": "Samples at here", "own_workers": 1, "num_workers": 3, "load_s": 0.01, "cpu_s": 0.0001}
         earlier |= {"batch_bytes": 384, "batch_tensors": 2, "first_blocked_fraction": 0.9}
-        files.write_learnt(file, Account(**earlier | changes))
+        account.write_learnt(file, Account(**earlier | changes))
     monkeypatch.setattr(tuner.Shared, "_of_process", {})
     batches = DataLoader(data, 8, num_workers=1)
     assert [index for _, indices in batches for index in indices.tolist()] == list(range(16 * 8))
@@ -499,7 +499,7 @@ def test_the_deep_look_sees_what_changes():
         lambda: data.array.__setitem__(2500, 7),
     )
     for change in changes:
-        look = unchanged.Unchanged(data, len)
+        look = trust.Unchanged(data, len)
         assert look.changed() is None
         data.inner.level = float(str(data.inner.level))  # the same value, another object
         assert look.changed() is None
@@ -517,10 +517,10 @@ def test_spawned_workers_cannot_import_what_a_notebook_defines(monkeypatch):
 
 def test_a_handle_is_found_wherever_the_dataset_keeps_it(tmp_path):
     data = inflight_jobs.Samples(3, 0.0)
-    assert unchanged.shared_handle(data) is None
+    assert trust.shared_handle(data) is None
     data.parts = [{"file": open(tmp_path / "data", "w+")}]  # noqa: SIM115
-    assert "open file" in unchanged.shared_handle(data)
+    assert "open file" in trust.shared_handle(data)
     data.parts[0]["file"].close()
     sqlite3 = pytest.importorskip("sqlite3")
     data.parts = [sqlite3.connect(":memory:")]
-    assert "sqlite3.Connection" in unchanged.shared_handle(data)
+    assert "sqlite3.Connection" in trust.shared_handle(data)

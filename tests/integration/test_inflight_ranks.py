@@ -2,15 +2,13 @@
 
 import os
 import socket
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from forked import Forked
+from forked import Forked, finished
 
-from loadtune.inflight import files
+from loadtune.inflight.account import RESULT_FILE, read_accounts
 
 JOB = Path(__file__).parents[2] / "benchmarks" / "inflight_ranks.py"
 SIZES = ("--steps", "60", "--sample", "0.003", "--step", "0.002", "--short", "5")
@@ -35,18 +33,19 @@ def without_a_tuner(told: Path, *words: str) -> list[str]:
     return digests_of(told.read_text())
 
 
-@pytest.mark.skipif(not (find_spec("lightning") and find_spec("accelerate")), reason="both are trained with")
 def test_uneven_ranks_of_ddp_accelerate_and_lightning_train_the_same_and_rank_0_speaks(tmp_path: Path) -> None:
+    for package in ("lightning.pytorch", "accelerate"):  # once for all processes
+        pytest.importorskip(package)
     words = (str(JOB), *SIZES, "--how", "ddp", "accelerate", "lightning")
     without = without_a_tuner(tmp_path / "told", *words)
     exec_ = [sys.executable, "-m", "loadtune", "exec", "--out", str(tmp_path), "--", sys.executable]
     command = [*exec_, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-    tuned = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    tuned = finished(command, tmp_path / "tuned", env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert tuned.returncode == 0, tuned.stderr[-3000:]
     digests, said = digests_of(tuned.stdout), [line for line in tuned.stderr.splitlines() if line[:10] == "loadtune: "]
     assert len(digests) == 6
     assert digests == without
-    found = files.read(tmp_path / files.RESULT_FILE)
+    found = read_accounts(tmp_path / RESULT_FILE)
     assert sorted((each.name, each.rank) for each in found) == sorted(
         (name, rank) for name in {each.name for each in found} for rank in (0, 1)
     )

@@ -6,8 +6,8 @@ import pytest
 from browser_rig import CHROMIUM, Browser
 from page_rig import NASTY, cut_short, explained, golden, named, with_trials
 
-from loadtune.report.page.write import write_board, write_page
-from loadtune.report.store import write_result
+from loadtune.report.page import write_board, write_page
+from loadtune.store import write_result
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 PHONE_WIDTH = 390

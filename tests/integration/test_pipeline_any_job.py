@@ -9,10 +9,11 @@ import pytest
 from fakes import FakeTraining, Surface, fake_facts
 from pipeline_rig import killed, runs_in, tune_fake
 
+from loadtune import export
 from loadtune.errors import UsageError
 from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, YourSettings
-from loadtune.report.forms import FORMS, export
-from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.forms import FORMS
+from loadtune.report.page import PAGE_FILE
 from loadtune.report.tables import best_and_baseline
 from loadtune.run.state import read_run
 

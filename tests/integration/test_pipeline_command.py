@@ -6,20 +6,21 @@ from pathlib import Path
 from fakes import FakeTraining, Surface, fake_facts
 from pipeline_rig import tune_fake
 
+from loadtune import export
 from loadtune.records.config import LoaderConfig, TuneConfig, WorkloadSpec
-from loadtune.report.forms import FORMS, export
-from loadtune.report.page.write import PAGE_FILE
-from loadtune.report.store import load_result
+from loadtune.report.forms import FORMS
+from loadtune.report.page import PAGE_FILE
 from loadtune.report.tables import best_and_baseline
 from loadtune.report.terminal_answer import terminal_answer
+from loadtune.store import load_result
 
 OWN = LoaderConfig(batch_size=128, num_workers=4, persistent_workers=False)
 COMMAND = ("python", "train.py", "--batch-size", "128", "--workers", "4")
 
 
 def test_the_scripts_own_settings_are_the_baseline_and_its_code_is_not_changed(tmp_path: Path) -> None:
-    facts = replace(fake_facts(Surface()), own_loader=OWN, loader_place="train.py:33", own_precision="fp32")
-    script = FakeTraining(seed=1, facts=facts)
+    own = {"own_loader": OWN, "loader_place": "train.py:33", "own_precision": "fp32", "takes_channels_last": False}
+    script = FakeTraining(seed=1, facts=replace(fake_facts(Surface()), **own))
     result = tune_fake(script, tmp_path, TuneConfig(num_trials=6, workload=WorkloadSpec(command=COMMAND)))
     assert (result.yours.loader, result.yours.precision, result.assumed) == (OWN, "fp32", ())
     assert result.best_at_your_batch.config.batch_size == 128
@@ -38,9 +39,17 @@ def test_the_scripts_own_settings_are_the_baseline_and_its_code_is_not_changed(t
     assert any(line.startswith("An epoch takes ") for line in answer)
 
 
+def test_the_layout_of_weights_that_trains_faster_is_to_be_typed_too(tmp_path: Path) -> None:
+    script = FakeTraining(seed=1, facts=replace(fake_facts(Surface()), own_loader=OWN, own_precision="fp32"))
+    result = tune_fake(script, tmp_path, TuneConfig(num_trials=6, workload=WorkloadSpec(command=COMMAND)))
+    assert result.best_at_your_batch.config.recipe.memory_format == "channels_last"
+    assert "model = model.to(memory_format=torch.channels_last)  # before the loop" in terminal_answer(result)
+    assert not any(each.config.recipe.fused_optimizer for each in result.trials)
+
+
 def test_a_script_that_decides_its_precision_keeps_it(tmp_path: Path) -> None:
     surface = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6})
-    own = {"precisions": ("own",), "own_precision": "own", "num_parameters": None}
+    own = {"precisions": ("own",), "own_precision": "own", "num_parameters": None, "takes_channels_last": False}
     script = FakeTraining(surface, seed=1, facts=replace(fake_facts(surface), own_loader=OWN, **own))
     result = tune_fake(script, tmp_path, TuneConfig(num_trials=3, workload=WorkloadSpec(command=COMMAND)))
     assert {point.recipe.precision for point in result.compute_points} == {"own"}

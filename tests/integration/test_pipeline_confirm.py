@@ -9,15 +9,16 @@ import pytest
 from fakes import FakeSensor, FakeTraining, Surface, fake_host
 from pipeline_rig import ALL_TRIALS, tune_fake
 
+from loadtune import TuningResult
 from loadtune.errors import OutOfTimeError
 from loadtune.records.config import Precision, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.records.telemetry import Progress, Telemetry
-from loadtune.report.page.write import page_view
-from loadtune.report.store import LOG_FILE
+from loadtune.report.page import page_view
 from loadtune.seams import Listener, Watch
+from loadtune.store import LOG_FILE
 
 
 def test_on_a_busy_machine_what_may_be_the_answer_is_run_twice_and_told_from_the_baseline(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ class BusySensor(FakeSensor):
         return replace(super().between(start_s, end_s), **self.others(self.num_asked))
 
 
-def run_beside(folder: Path, others: Callable[[int], dict[str, float]]) -> tuple[TuningResult, int]:
+def run_beside(folder: Path, others: Callable[[int], dict[str, float]]) -> tuple[Result, int]:
     """(The result, how many segments were run.)"""
     training = FakeTraining()
     sensor = BusySensor(training.clock, others=others)
@@ -58,12 +59,12 @@ def run_beside(folder: Path, others: Callable[[int], dict[str, float]]) -> tuple
     return result, sensor.num_asked
 
 
-def kept(result: TuningResult) -> list[Measurement]:
+def kept(result: Result) -> list[Measurement]:
     searched = [trial.measurement for trial in result.trials if trial.measurement is not None]
     return searched + [run for finalist in result.finalists for run in finalist.runs]
 
 
-def about_others(result: TuningResult) -> list[str]:
+def about_others(result: Result) -> list[str]:
     return [note for note in result.notes if "other processes" in note.lower()]
 
 
@@ -103,7 +104,7 @@ def test_where_they_leave_no_conclusion_this_is_said_in_the_answer_and_in_no_not
     training = FakeTraining(between_runs=1.5, seed=3)
     sensor = BusySensor(training.clock, others=lambda number: {"others_cpu_cores": 0.5 * NUM_CORES})
     result = tune_fake(training, tmp_path, ALL_TRIALS, sensor=sensor)
-    said = " ".join(str(result).split())
+    said = " ".join(str(TuningResult.of(result)).split())
     assert said.startswith("No conclusion: ")
     assert " Other processes used up to 50% of the CPU cores in " in said
     assert said.count("Run again on a quieter machine") == 1
@@ -149,7 +150,7 @@ def test_no_budget_is_exceeded_and_a_cut_run_claims_only_what_was_run_twice(
     training = FakeTraining(prepare_s=prepare_s)
     begun = training.clock()
     try:
-        result: TuningResult | None = tune_fake(training, tmp_path, TuneConfig(time_budget_s=budget_s))
+        result: Result | None = tune_fake(training, tmp_path, TuneConfig(time_budget_s=budget_s))
     except OutOfTimeError:
         result = None
     assert training.clock() - begun <= budget_s

@@ -7,15 +7,15 @@ import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import tune_fake
 
-from loadtune.decide.bounds import SHM_SHARE
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.limits.memory import prefetch_bytes
+from loadtune.model.workers import SHM_SHARE
 from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrainingRun, TrialFailure, Window
-from loadtune.report.store import load_result
 from loadtune.run.state import read_run
 from loadtune.seams import Watch
+from loadtune.store import load_result
 
 
 def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path) -> None:

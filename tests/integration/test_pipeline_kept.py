@@ -17,10 +17,10 @@ from pipeline_rig import ALL_TRIALS, interrupt, resumed, tune_fake
 from loadtune import story
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TuneConfig
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.records.telemetry import Progress, Telemetry
-from loadtune.report.store import load_result
 from loadtune.run.state import read_run
+from loadtune.store import load_result
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -29,7 +29,7 @@ def singular(matrix: object) -> None:
     raise np.linalg.LinAlgError("Singular matrix")
 
 
-def told(result: TuningResult, words: str) -> str:
+def told(result: Result, words: str) -> str:
     (note,) = [note for note in result.notes if words in note]
     return note
 

@@ -14,7 +14,7 @@ from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.run.state import read_run
 from loadtune.seams import Watch
 
@@ -26,11 +26,11 @@ ONE_PRECISION = Surface(
 """Ends at 134 samples of 0.7 GB."""
 
 
-def tune(training: FakeTraining, folder: Path, config: TuneConfig | None = None, **rig: Any) -> TuningResult:
+def tune(training: FakeTraining, folder: Path, config: TuneConfig | None = None, **rig: Any) -> Result:
     return tune_fake(training, folder, config or TuneConfig(), device=GPU, **rig)
 
 
-def trained(result: TuningResult) -> set[int]:
+def trained(result: Result) -> set[int]:
     return {trial.config.batch_size for trial in result.trials}
 
 

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 from fakes import FakeTraining, Surface
 
-from loadtune.changes import REMEDIES
+from loadtune.changes import CHANGES
 from loadtune.errors import WorkloadError
-from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.loading import Examined, Loading
 from loadtune.records.measurement import TrialFailure
-from loadtune.records.result import Remedies, TriedRemedy, TuningResult
+from loadtune.records.result import Remedies, Result, TriedRemedy, finalist_of
 from loadtune.records.telemetry import Progress
-from loadtune.report.store import load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.run.state import read_run
+from loadtune.store import load_result
 from loadtune.units import rate_text
 from tests.pipeline_rig import killed, resumed, runs_in, tune_fake
 
@@ -32,16 +31,16 @@ def training(**given) -> FakeTraining:
     return FakeTraining(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
 
 
-def found(result: TuningResult) -> Remedies:
+def found(result: Result) -> Remedies:
     assert result.remedies is not None
     return result.remedies
 
 
-def named(result: TuningResult) -> dict[str, TriedRemedy]:
+def named(result: Result) -> dict[str, TriedRemedy]:
     return {each.name: each for each in found(result).tried}
 
 
-def kept(result: TuningResult) -> tuple[str, ...]:
+def kept(result: Result) -> tuple[str, ...]:
     config = found(result).config
     return () if config is None else config.remedies
 
@@ -126,7 +125,7 @@ def test_a_run_that_is_cut_short_tells_what_its_trials_showed_and_names_the_chan
             raise KeyboardInterrupt
 
     result = tune_fake(training(examined={"uint8_transfer": UINT8}), tmp_path, listener=listen)
-    said, title = " ".join(terminal_answer(result)), REMEDIES["uint8_transfer"].title
+    said, title = " ".join(terminal_answer(result)), CHANGES["uint8_transfer"].title
     rate = rate_text(max(each.measurement.samples_per_s for each in result.trials if each.config.remedies))
     assert f"Changes of your code to try: {title}." in told
     assert f"With a change of your code ({title}): {rate} (one measurement, not confirmed) with batch" in said
@@ -177,7 +176,7 @@ def test_a_remedy_whose_own_code_crashes_is_a_note_and_the_answer_stands(
     def crashes(*given):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(REMEDIES["batched_fetch"], where, crashes, raising=False)
+    monkeypatch.setattr(CHANGES["batched_fetch"], where, crashes, raising=False)
     result = tune_fake(training(), tmp_path, ALL)
     assert result.best is not None
     assert "Not all changes of the code were examined: ZeroDivisionError: planted." in result.notes

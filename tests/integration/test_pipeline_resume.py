@@ -13,10 +13,10 @@ from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.facts import CodePart
 from loadtune.records.telemetry import Progress
-from loadtune.report.page.write import page_view
-from loadtune.report.store import RUN_FILE, load_result
+from loadtune.report.page import page_view
 from loadtune.run.state import read_run
 from loadtune.seams import Listener
+from loadtune.store import RUN_FILE, load_result
 
 
 def interrupt_at(stage: str) -> Listener:
@@ -199,6 +199,6 @@ def test_another_machine_job_code_or_version_is_refused_and_named_once_and_what_
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match=r"run\.json cannot be read: No such file .* without --resume"):
         read_run(tmp_path)
-    (tmp_path / RUN_FILE).write_bytes(b'{"schema_version":1}')
+    (tmp_path / RUN_FILE).write_bytes(b'{"schema_version":2}')
     with pytest.raises(ResultError, match=r"run\.json is not a run .* without --resume"):
         read_run(tmp_path)

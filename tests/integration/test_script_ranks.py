@@ -5,12 +5,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import finished
 from script_rig import FP32, client_of, timed
 
 from loadtune.cli.ending import NO_ANSWER
@@ -77,7 +77,7 @@ sys.exit(1)
 
 
 @pytest.fixture
-def ranks(tmp_path):
+def ranks(tmp_path, forked):
     """(Starts a client of two ranks in this mode, what they noted: rank, batch size, process)."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
@@ -132,11 +132,11 @@ def test_a_rank_whose_memory_is_full_ends_the_trial_of_all(ranks):
 
 
 def test_a_whole_run_says_that_ranks_train_in_step_and_names_the_slow_one(ranks, tmp_path):
-    options = ["--device", "cpu", "--time-budget", "60", "--trials", "2", "--out", "found", "--fix", "precision=fp32"]
+    options = ["--device", "cpu", "--time-budget", "30", "--trials", "2", "--out", "found", "--fix", "precision=fp32"]
     script = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", "uneven"]
     command = [sys.executable, "-m", "loadtune", "run", *options, "--", *script]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
+    done = finished(command, tmp_path / "said", cwd=tmp_path, env=environment)
     assert done.returncode in (0, NO_ANSWER), done.stderr
     assert "200 samples of 4 float32" in done.stderr, "the shortest epoch counts"
     assert "2 ranks train in step" in done.stderr

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cli_rig import is_alive, segments, until
+from forked import finished
 from switching_rig import Numbers, Switching, numbers
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -142,7 +142,7 @@ def ended():
     """The folder of each run, its exit status, and what it wrote on stderr."""
     with tempfile.TemporaryDirectory(prefix="ends-", dir="/tmp") as folders:  # short: sockets lie in it
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run([sys.executable, __file__, folders], env=path, check=True, timeout=170)
+        assert finished([sys.executable, __file__, folders], Path(folders) / "all", env=path).returncode == 0
         found = [Path(folders) / name for name in RUNS]
         yield {each.name: (each, int((each / "status").read_text()), (each / "stderr").read_text()) for each in found}
 
@@ -152,9 +152,9 @@ def test_a_script_ends_and_leaves_nothing(ended, case):
     folder, status, errors = ended[" ".join(case)]
     end = case[-1]
     expected_status, last_line = ENDS[end]
-    assert errors.strip().endswith(last_line), errors
-    assert (errors == "") == (last_line == ""), errors
     # A worker that is asked for a batch just then may add what it says of the lost connection, as in torch.
+    assert last_line in ["", *errors.splitlines()], errors
+    assert (errors == "") == (last_line == ""), errors
     assert errors.count("Traceback") == (1 if last_line else 0) or end == "interrupt", errors
     assert status == expected_status
     children = json.loads((folder / "children").read_text())

@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadtune.records.result import TuningResult
-from loadtune.report.store import as_json
+from loadtune.records.result import Result
+from loadtune.store import as_json
 
 _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
@@ -32,6 +32,8 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([any_of(one) for one in inner])
     if origin is tuple and inner[-1] is Ellipsis:
         return st.lists(any_of(inner[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(any_of, inner))
     if origin is dict:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     return _PLAIN[hint]
@@ -39,6 +41,6 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
 
 # Large records from few bytes each: hypothesis calls that slow, and it is what is wanted here.
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_of(TuningResult))
-def test_a_result_survives_json(result: TuningResult) -> None:
-    assert msgspec.json.decode(as_json(result), type=TuningResult) == result
+@given(any_of(Result))
+def test_a_result_survives_json(result: Result) -> None:
+    assert msgspec.json.decode(as_json(result), type=Result) == result

@@ -3,6 +3,8 @@ what torch's iterator counts; and the random numbers of the training process are
 """
 
 import random
+import time
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -11,7 +13,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from switched import Switched
 from switching_rig import Switching
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from loadtune.inflight.account import Account
 from loadtune.inflight.environment import Options
@@ -214,3 +224,59 @@ def test_batches_out_of_order_come_once_and_those_of_one_worker_stay_in_order(nu
     if num_workers:
         with pytest.raises(ValueError, match="has workers"):
             loader.switch(0)
+
+
+class Shares(IterableDataset):
+    """Each worker reads its share, of which the first one's is short; one sample raises."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        which, num = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(which, 20 if which == 0 < num - 1 else LENGTH, num):
+            if index == 31:
+                raise KeyError("bad sample")
+            yield index + torch.rand(1) / 2
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "in_order", "persistent"), [(0, True, False), (2, True, True), (2, False, False)]
+)
+def test_an_iterable_dataset_is_read_as_torch_reads_it(num_workers, in_order, persistent):
+    def seen_by(loop):
+        torch.manual_seed(3)
+        for _ in range(2):
+            epoch, batches = [], iter(loop)
+            while True:
+                try:
+                    epoch.append(next(batches).flatten().tolist())
+                except KeyError as error:
+                    epoch.append(type(error))
+                except StopIteration:
+                    break
+            yield epoch if in_order else sorted(map(str, epoch)), torch.rand(1).item()
+
+    loader = DataLoader(Shares(), 4, num_workers=num_workers, in_order=in_order, persistent_workers=persistent)
+    without = list(seen_by(loader))
+    loader._iterator = None
+    switching = Switching(loader)
+    assert list(seen_by(switching)) == without
+    switching.close()
+
+
+class Slow(IterableDataset):
+    """Of two workers the first one's share is short, and it has ended when the other's last batch comes."""
+
+    def __iter__(self):
+        which = get_worker_info().id
+        for index in range(which, 4 if which == 0 else 12, 2):
+            time.sleep(0.2 if which else 0.0)
+            yield torch.tensor(index)
+
+
+def test_a_worker_that_ended_with_its_share_is_no_worker_that_died():
+    before = set(active_children())
+    batches = SwitchingIterator(DataLoader(Slow(), num_workers=2))
+    seen = [int(next(batches))]
+    workers = set(active_children()) - before
+    assert sorted([*seen, *map(int, batches)]) == [0, 1, 2, 3, 5, 7, 9, 11]
+    assert [worker.exitcode for worker in workers] == [0, 0]

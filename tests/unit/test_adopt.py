@@ -11,12 +11,12 @@ import loadtune.host.machine
 from loadtune import MachineMismatchError, MachineMismatchWarning, ResultError, best_loader_kwargs
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
-from loadtune.records.result import TuningResult
-from loadtune.report.store import write_result
+from loadtune.records.result import Result
+from loadtune.store import write_result
 
 
 @pytest.fixture
-def result(monkeypatch: pytest.MonkeyPatch) -> TuningResult:
+def result(monkeypatch: pytest.MonkeyPatch) -> Result:
     """Kept on the very machine it is read on."""
     kept = golden()
     move_to(kept.host, monkeypatch)
@@ -28,7 +28,7 @@ def move_to(host: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_machine_is_a_warning_that_names_each_difference(
-    result: TuningResult, monkeypatch: pytest.MonkeyPatch
+    result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = dataclasses.replace(result.host, num_usable_cores=8, torch="2.12.0", gpus=())
     move_to(other, monkeypatch)
@@ -43,7 +43,7 @@ def test_another_machine_is_a_warning_that_names_each_difference(
 
 
 def test_a_cpu_result_on_a_machine_with_a_gpu_is_told(
-    result: TuningResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    result: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     host = dataclasses.replace(result.host, gpus=())
     on_cpu = dataclasses.replace(result, host=host, device=Device(kind="cpu", name="Xeon"))
@@ -54,7 +54,7 @@ def test_a_cpu_result_on_a_machine_with_a_gpu_is_told(
     assert best_loader_kwargs(path, strict=True)
 
 
-def test_no_batch_size_of_yours_is_told(result: TuningResult, tmp_path: Path) -> None:
+def test_no_batch_size_of_yours_is_told(result: Result, tmp_path: Path) -> None:
     path = write_result(dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None), tmp_path)
     with pytest.raises(ResultError, match="--batch-size"):
         best_loader_kwargs(path, keep_batch_size=True)

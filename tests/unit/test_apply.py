@@ -9,9 +9,8 @@ from page_rig import golden
 from torch.utils.data import DataLoader
 
 import loadtune
-from loadtune import UsageError
+from loadtune import TuningResult, UsageError
 from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.result import TuningResult
 from loadtune.workload.loaders import LoaderParts
 
 NUMBERS = list(range(24))
@@ -21,7 +20,7 @@ def won(loader: LoaderConfig) -> TuningResult:
     result = golden()
     assert result.best is not None
     best = dataclasses.replace(result.best, config=TrialConfig(loader=loader, recipe=result.best.config.recipe))
-    return dataclasses.replace(result, best=best, finalists=())
+    return TuningResult.of(dataclasses.replace(result, best=best, finalists=()))
 
 
 def settings(num_workers: int, batch_size: int = 4) -> LoaderConfig:
@@ -71,4 +70,4 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
 
 def test_what_is_no_loader_is_refused() -> None:
     with pytest.raises(UsageError, match="apply got a value of type list; it takes"):
-        golden().apply(NUMBERS)  # type: ignore[arg-type]
+        TuningResult.of(golden()).apply(NUMBERS)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from page_rig import GOLDEN as KEPT
 from page_rig import golden
 
 from loadtune.report.forms import FORMS
-from loadtune.report.store import load_result, write_result
 from loadtune.run.state import Resumable, write_run
+from loadtune.store import load_result, write_result
 
 
 def test_an_export_goes_to_stdout_or_to_a_file_in_each_form_that_the_help_names(tmp_path: Path) -> None:

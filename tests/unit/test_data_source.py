@@ -1,8 +1,8 @@
 """Where samples came from and whether they stay, as the notes tell it."""
 
-from loadtune.final.doubts import cached_text, growth_text
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.telemetry import Telemetry
+from loadtune.report.notes import cached_text, growth_text
 
 MB = 1e6
 

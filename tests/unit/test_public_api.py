@@ -19,13 +19,13 @@ COMMAND = "import loadtune.__main__; loadtune.__main__.main()"
 @pytest.mark.parametrize(
     ("code", "words", "heavy"),
     [
-        ("dir(loadtune)", "", OPTIMIZING | SHOWING | {"torchvision", "typer", "msgspec", "psutil", "cloudpickle"}),
+        ("dir(loadtune)", "", OPTIMIZING | SHOWING | {"torchvision", "argparse", "msgspec", "psutil", "cloudpickle"}),
         ("loadtune.load_result, loadtune.best_loader_kwargs", "", OPTIMIZING),
         ("loadtune.find_batch_size", "", {"torch", "torchvision", "optuna", "cloudpickle"}),
         (COMMAND, "--help", OPTIMIZING | SHOWING),
         ("import loadtune.host.machine", "", {"torch", "optuna", "pynvml", "psutil"}),
         ("from loadtune.host.machine import read_host; read_host(); import loadtune.training.client", "", OPTIMIZING),
-        (COMMAND, "exec --exact -- true", OPTIMIZING | SHOWING | {"typer", "loadtune.records.config"}),
+        (COMMAND, "exec --exact -- true", OPTIMIZING | SHOWING | {"loadtune.records.config"}),
     ],
 )
 def test_what_is_not_needed_is_not_imported(code: str, words: str, heavy: set[str]) -> None:

@@ -11,13 +11,13 @@ from page_rig import golden
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loadtune import Job, UsageError, tune, tune_command
+from loadtune import Job, TuningResult, UsageError, tune, tune_command
 from loadtune.api.objects import pack_job
 from loadtune.api.options import in_python
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
-from loadtune.records.result import TuningResult
+from loadtune.records.result import Result
 from loadtune.records.telemetry import Progress
-from loadtune.report.store import RUN_FILE
+from loadtune.store import RUN_FILE
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -28,7 +28,7 @@ MODEL_AND_DATA = Job(loader="a:b", model="resnet18")
 @pytest.fixture
 def packed(monkeypatch):
     found = []
-    monkeypatch.setattr("loadtune.workload.build.pack_parts", lambda parts: found.append(parts) or "packed")
+    monkeypatch.setattr("loadtune.workload.user_code.pack_parts", lambda parts: found.append(parts) or "packed")
     return found
 
 
@@ -60,7 +60,7 @@ def test_labels_and_which_parts_were_objects_are_kept_and_a_live_loader_is_taken
 
 def test_keywords_of_the_table_reach_the_config(monkeypatch):
     found = []
-    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config))
+    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config) or golden())
     tune(dataset="CIFAR10", model="resnet18", batch_size=8, precision="bf16", time_budget_s=60, fix={"num_workers": 2})
     tune(MODEL_AND_DATA, num_trials=3, precisions=["fp32"], seed=4)
     tune(Job(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4, precision="bf16"))
@@ -83,7 +83,7 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
 
 def test_a_command_is_a_job_with_the_settings_of_any_other(monkeypatch):
     found = []
-    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config))
+    monkeypatch.setattr("loadtune.api.tune.tune_config", lambda config, *_, **how: found.append(config) or golden())
     tune_command([sys.executable, Path("train.py"), "-j", "4"], batch_size=8, fix={"num_workers": 2})
     workload = WorkloadSpec(command=(sys.executable, "train.py", "-j", "4"))
     fix = (Fixed(name="num_workers", value=2),)
@@ -145,7 +145,7 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
 ) -> None:
     cut = replace(golden(), cut_short="interrupted by Ctrl-C")
 
-    def tells(run: Any, **others: object) -> TuningResult:
+    def tells(run: Any, **others: object) -> Result:
         listener = run.journal.listener
         listener(Progress(stage="memory", message="little memory is left", warning=True, left_s=1.0))
         listener(Progress(stage="memory", message="fp32 fits", left_s=1.0))
@@ -153,7 +153,7 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
         return cut
 
     monkeypatch.setattr("loadtune.api.tune.tune_on", tells)
-    assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == cut
+    assert tune(MODEL_AND_DATA, device="cpu", folder=tmp_path) == TuningResult.of(cut)
     seen = capsys.readouterr()
     assert seen.out == ""
     told = [line.removeprefix("loadtune: ") for line in seen.err.splitlines()]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from remedy_rig import CPU, LOADER, situation
 
-from loadtune.changes import REMEDIES
+from loadtune.changes import CHANGES
 from loadtune.records.config import Recipe, WorkloadSpec
 
 BF16, FUSED = Recipe(precision="bf16"), Recipe(precision="fp16", fused_optimizer=True)
@@ -32,16 +32,16 @@ NOT_OFFERED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "given"), OFFERED)
 def test_offered_with_the_same_settings(name: str, given: dict[str, Any]) -> None:
     here = situation(**given)
-    assert REMEDIES[name].offer(here) == here.config
+    assert CHANGES[name].offer(here) == here.config
 
 
 @pytest.mark.parametrize(("name", "given"), NOT_OFFERED)
 def test_not_offered(name: str, given: dict[str, Any]) -> None:
-    assert REMEDIES[name].offer(situation(**given)) is None
+    assert CHANGES[name].offer(situation(**given)) is None
 
 
 def test_offered_with_other_settings() -> None:
-    config, fused = situation().config, REMEDIES["fused_optimizer"].offer
+    config, fused = situation().config, CHANGES["fused_optimizer"].offer
     assert fused(situation()) == replace(config, recipe=FUSED)
     from_bf16 = situation(recipe=replace(BF16, fused_optimizer=True), precisions=("bf16", "fp16"))
     assert fused(from_bf16) == replace(config, recipe=FUSED)

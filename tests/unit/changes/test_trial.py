@@ -14,7 +14,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import functional
 from workload_rig import workload_of
 
-from loadtune.changes import REMEDIES, Remedy, Situation, trial
+from loadtune.changes import CHANGES, Change, Situation, trial
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Way
 from loadtune.records.config import TrialConfig
@@ -63,7 +63,7 @@ def test_fewer_bytes_are_sent_of_an_augmented_dataset_too() -> None:
         assert 0 < loading.sample_cpu_s <= loading.sample_s
 
 
-class Broken(Remedy):
+class Broken(Change):
     """Fails in one of its methods."""
 
     name = title = "broken"
@@ -87,7 +87,7 @@ class Broken(Remedy):
 def test_a_remedy_that_fails_is_refused_and_ends_nothing(
     method: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(REMEDIES, "broken", Broken(method))
+    monkeypatch.setitem(CHANGES, "broken", Broken(method))
     broken, other = (examined(images(), name) for name in ("broken", "uint8_transfer"))
     assert broken.refused is not None
     assert broken.refused.startswith(f"it could not be applied: {reason}")
@@ -108,7 +108,7 @@ class Spoiling(Broken):
 
 
 def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Examined:
-    monkeypatch.setitem(REMEDIES, "broken", Spoiling(spoil))
+    monkeypatch.setitem(CHANGES, "broken", Spoiling(spoil))
     return examined(workload_of(TensorDataset(inputs, torch.arange(len(inputs)))), "broken")
 
 

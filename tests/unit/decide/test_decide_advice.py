@@ -4,29 +4,37 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.decide.advice import MOST_S, AtRest, Seen, Slices, is_missed, is_on, next_step, niceness
+from loadtune.decide.advice import MOST_S, AtRest, Slices, begins, is_missed, is_on, niceness, reason_to_stop
+from loadtune.decide.inflight import Reading
 from loadtune.model.workers import Loop, Work
 from loadtune.records.loading import Examined, Loading
 
-BEGINS, RUNS = Seen(is_settled=True, hoped=1.5), Seen(is_settled=True, ran_s=9.0)
+
+@pytest.mark.parametrize(
+    ("is_settled", "hoped", "refusal", "expected"),
+    [
+        (True, 1.5, None, (True, None)),
+        (False, 1.5, None, (False, None)),
+        (True, 1.04, None, (False, None)),
+        (True, 1.5, "shares a file", (False, "shares a file")),
+    ],
+)
+def test_when_it_begins(is_settled, hoped, refusal, expected):
+    assert begins(hoped, refusal, is_settled=is_settled) == expected
 
 
 @pytest.mark.parametrize(
-    ("seen", "do", "reason"),
+    ("is_settled", "ran_s", "rates", "reason"),
     [
-        (BEGINS, "begin", None),
-        (replace(BEGINS, is_settled=False), "nothing", None),
-        (replace(BEGINS, hoped=1.04), "nothing", None),
-        (replace(BEGINS, refusal="shares a file"), "nothing", "shares a file"),
-        (RUNS, "nothing", None),
-        (replace(RUNS, rates=(0.97, 0.98, 0.97, 0.98)), "stop", "it slowed the training by more than 1%"),
-        (replace(RUNS, rates=(0.9, 1.0, 0.9, 1.1)), "nothing", None),
-        (replace(RUNS, is_settled=False), "stop", "the loop changed, or another loader was being tuned"),
-        (replace(RUNS, ran_s=MOST_S + 1), "stop", "it took too long"),
+        (True, 9.0, (), None),
+        (True, 9.0, (0.97, 0.98, 0.97, 0.98), "it slowed the training by more than 1%"),
+        (True, 9.0, (0.9, 1.0, 0.9, 1.1), None),
+        (False, 9.0, (), "the loop changed, or another loader was being tuned"),
+        (True, MOST_S + 1, (), "it took too long"),
     ],
 )
-def test_each_decision(seen, do, reason):
-    assert next_step(seen) == (do, reason)
+def test_when_it_is_stopped(is_settled, ran_s, rates, reason):
+    assert reason_to_stop(ran_s, MOST_S, rates, is_settled=is_settled) == reason
 
 
 def test_rates_are_looked_at_when_there_are_twice_as_many():
@@ -53,13 +61,13 @@ def steps(slices, with_it_s, without_s, seconds):
 
 
 def test_slices_tell_the_rate_with_and_without():
-    slices = Slices.of(0.05, 2)
+    slices = Slices.of(LIMITED.reading)
     assert steps(slices, with_it_s=0.055, without_s=0.05, seconds=10.0) == len(slices.rates) > 5
     assert all(rate == pytest.approx(0.05 / 0.055) for rate in slices.rates)
 
 
 def test_a_step_that_spans_slices_and_a_loop_that_stands_still_tell_nothing():
-    slices = Slices.of(0.05, 2)
+    slices = Slices.of(LIMITED.reading)
     assert steps(slices, 0.7, 0.7, 20.0) == 0
     steps(slices, 0.05, 0.05, 1.2)
     assert all(rate == pytest.approx(1.0) for rate in slices.rates)
@@ -70,14 +78,11 @@ def tried(*cpu_s):
     return Examined(name="", before=before, after=after)
 
 
-LIMITED = AtRest(
-    work=Work(load_s=0.1, cpu_s=0.1),
-    loop=Loop(0.01, 2.0, 0.001),
-    num_workers=2,
-    batch_size=10,
-    total_s=0.05,
-    waiting=0.8,
-)
+def waiting(share):
+    return Reading(num_workers=2, num_steps=99, total_s=0.05, blocked_s=share * 0.05, step_s=0.01)
+
+
+LIMITED = AtRest(work=Work(load_s=0.1, cpu_s=0.1), loop=Loop(0.01, 2.0, 0.001), reading=waiting(0.8), batch_size=10)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +92,10 @@ LIMITED = AtRest(
         (LIMITED, [tried(0.01, 0.008), tried(0.008, 0.005)], 2.0),
         (LIMITED, [tried(0.005, 0.0025)], 1.33),  # half of a batch's CPU time is not of its samples
         (LIMITED, [tried(0.1, 0.05)], 2.0),  # measured while the cores were slow
-        (replace(LIMITED, waiting=0.2), [tried(0.01, 0.005)], 1.25),
+        (replace(LIMITED, reading=waiting(0.2)), [tried(0.01, 0.005)], 1.25),
         (replace(LIMITED, work=Work(load_s=0.2, cpu_s=0.1)), [tried(0.01, 0.005)], 1.33),  # half of it waits
         (replace(LIMITED, work=Work(load_s=0.05, cpu_s=0.1)), [tried(0.01, 0.005)], 2.0),  # by two threads
-        (replace(LIMITED, loop=Loop(0.2, 2.0, 0.001), waiting=0.02), [tried(0.01, 0.001)], 1.0),
+        (replace(LIMITED, loop=Loop(0.2, 2.0, 0.001), reading=waiting(0.02)), [tried(0.01, 0.001)], 1.0),
     ],
 )
 def test_what_changes_are_said_to_bring(loop, changes, gain):

@@ -7,22 +7,20 @@ from fakes import FakeClock
 from study_rig import RUN_S, measured
 
 from loadtune.final.rounds import Final
-from loadtune.final.winner import LOOKS, Verdict
+from loadtune.final.winner import Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
+from loadtune.search.search import LOOKS
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
 FAILURE = TrialFailure(kind="crash", phase="training", message="")
 RUN = measured(100.0)
 
 
-def ran(
-    until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), is_rough=lambda seen: False, known=(), answer_by_s=None
-):
+def ran(until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=()):
     class Told(Verdict):
         seen = property(lambda self: [run for each in self.finalists for run in each.runs])
-        is_rough = property(lambda self: is_rough(self.seen))
 
         def needed(self, among):
             return (A, B)
@@ -30,9 +28,8 @@ def ran(
         def undecided(self):
             return undecided(self.seen)
 
-    clock = FakeClock()
-    last_s, verdict = until_s if answer_by_s is None else answer_by_s, Told(ran=tuple(known))
-    final = Final((A, B, C), verdict, clock, clock() + until_s, clock() + last_s)
+    clock = FakeClock(0.0)
+    final = Final((A, B, C), Told(ran=tuple(known)), lambda: until_s - clock())
     for config in final.rounds():
         clock.spend(RUN_S)
         final.saw(config, FAILURE if config in fails else RUN)
@@ -86,17 +83,12 @@ def test_the_needed_run_whatever_the_time_and_the_others_while_it_lasts(until_s,
     assert ran(until_s) == expected
 
 
-def test_all_run_twice_although_it_is_late_and_the_needed_where_that_is_too_long():
-    assert ran(0.0, answer_by_s=65.0) == [A, B, C, C, B, A]
-    assert ran(0.0, answer_by_s=55.0) == [A, B, C, B, A]
-    assert ran(0.0, answer_by_s=45.0) == [A, B, C]
-    assert ran(0.0, answer_by_s=35.0) == [A, B, C]
-    assert ran(0.0, answer_by_s=25.0) == [A, B]
-
-
-@pytest.mark.parametrize(("num_rough", "num_ran"), [(0, 6), (12, 12), (99, 15)])
-def test_while_throughput_is_rough_rounds_last_as_long_as_the_second_may(num_rough, num_ran):
-    assert len(ran(65.0, answer_by_s=165.0, is_rough=lambda seen: len(seen) < num_rough)) == num_ran
+def test_a_round_is_whole_or_of_the_needed_alone_where_that_is_too_long():
+    assert ran(65.0) == [A, B, C, C, B, A]
+    assert ran(55.0) == [A, B, C, B, A]
+    assert ran(45.0) == [A, B, C]
+    assert ran(35.0) == [A, B, C]
+    assert ran(25.0) == [A, B]
 
 
 def test_what_failed_once_before_an_interruption_is_asked_again():

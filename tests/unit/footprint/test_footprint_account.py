@@ -9,7 +9,7 @@ from account_rig import plan_of
 from torch import nn
 
 from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_step, largest_batch
-from loadtune.records.footprint import block_bytes as rounded
+from loadtune.records.memory import block_bytes as rounded
 
 
 class ConvStack(nn.Sequential):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from account_rig import FakeTraining
+from cli_rig import Invoked
+from cli_rig import invoke as command
 from fakes import fake_host
-from typer.testing import CliRunner, Result
 
-from loadtune.cli.app import app
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.host import machine as host
 from loadtune.records.config import WorkloadSpec
@@ -21,8 +21,8 @@ BLOCKS = ("--dataset", "training_workloads:Images", "--model", "account_rig:Bloc
 SMALL = (*BLOCKS, "--batch-size", "4", "--device", "cpu")
 
 
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, ["memory", *words], prog_name="loadtune")
+def invoke(*words: str) -> Invoked:
+    return command("memory", *words)
 
 
 def test_tables_fit_80_columns_and_lines_are_named() -> None:
@@ -109,6 +109,7 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--model resnet18 --batch-size 1 --image-size 32", "does not train on a batch of 1"),
         ("--dataset training_workloads:Images --model account_rig:Decides --batch-size 2", "cannot be estimated"),
         ("--dataset training_workloads:Images --model account_rig:Autoencoder", "give a loss of your own: --loss"),
+        ("--dataset account_rig:RATED --model account_rig:Blocks", "a target has to be a class index"),
         ("--dataset account_rig:Broken", "Reading the stream raised OSError: the shard is gone"),
     ],
 )

@@ -9,10 +9,20 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from loadtune.host.gpu import Gpm, GpuBusy, GpuOthers, gpu_use, visible_uuids
-from loadtune.host.machine import choose_device, read_gpus, read_host, read_telemetry
-from loadtune.host.nvml import PATIENCE_S, NoAnswerError, Nvml, NvmlDevice
-from loadtune.host.telemetry import Sampler, machine_probes
+from loadtune.host.gpu import (
+    PATIENCE_S,
+    Gpm,
+    GpuBusy,
+    GpuOthers,
+    NoAnswerError,
+    Nvml,
+    NvmlDevice,
+    gpu_use,
+    read_gpus,
+    visible_uuids,
+)
+from loadtune.host.machine import choose_device, machine_probes, read_host, read_telemetry
+from loadtune.host.telemetry import Sampler
 from loadtune.records.facts import Device, GpuProcess
 from loadtune.records.telemetry import Telemetry
 

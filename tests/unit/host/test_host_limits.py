@@ -8,17 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.host.cgroup import (
+from loadtune.host.processes import cores_used_s, cpu_use
+from loadtune.host.usable import (
     UNIFIED,
     parse_counters,
     parse_memory_limit,
     parse_quota,
+    read_cpu_name,
     read_cpu_quota,
     read_group_folders,
     read_memory_limits,
+    read_num_usable_cores,
+    read_oom_kills,
+    read_ram,
+    read_shm,
 )
-from loadtune.host.cpu import cores_used_s, cpu_use, read_cpu_name, read_num_usable_cores
-from loadtune.host.memory import read_oom_kills, read_ram, read_shm
 
 V2_MOUNT = "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = """\

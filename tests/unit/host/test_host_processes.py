@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from loadtune.host import processes as processes_module
-from loadtune.host.memory import Ram
-from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, proportional_bytes
+from loadtune.host.processes import WORKER_NAME, ProcessTree, RamGuard, proportional_bytes, scheduled_s
 from loadtune.host.telemetry import Track
+from loadtune.host.usable import Ram
 
 MIB = 1 << 20
 
@@ -191,6 +191,12 @@ def test_objects_count_and_a_file_that_is_mapped_does_not(tmp_path: Path, monkey
         kept = b"y" * 64 * MIB
         assert read(os.getpid()) - before > 48 * MIB
         del kept
+
+
+def test_a_process_that_ended_does_not_hide_what_the_others_ran(monkeypatch):
+    told = {Path("/proc/7/schedstat"): "3000000000 500000000 12\n"}
+    monkeypatch.setattr(processes_module, "read_text", lambda file: told.get(file, ""))
+    assert scheduled_s([7, 8]) == (3.0, 0.5)
 
 
 def guard_over(available, held):

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from loadtune.host import telemetry as telemetry_module
-from loadtune.host.machine import Sampler, read_telemetry
-from loadtune.host.sensing import Count, Probe
-from loadtune.host.telemetry import LONGEST_PAUSE_S, MAX_SLICES, Record, Track, machine_probes
+from loadtune.host.machine import machine_probes, read_telemetry
+from loadtune.host.telemetry import LONGEST_PAUSE_S, MAX_SLICES, Count, Probe, Record, Sampler, Track
 from loadtune.records.facts import Device
 
 CPU = Device(kind="cpu", name="CPU")

@@ -2,23 +2,23 @@
 
 from pathlib import Path
 
-from loadtune.inflight import account, files
+from loadtune.inflight import account
 from loadtune.records.loading import LoadingStep
 
 
 def test_what_was_found_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = account.Account(name="Folder at train.py:31", own_workers=2, num_workers=12, kept_workers=12)
     found.steps = [LoadingStep(name="ToTensor", share=0.5, waits=None)]
-    files.write_learnt(tmp_path / "0a.json", found)
-    assert files.read(tmp_path / "0a.json") == [found]
+    account.write_learnt(tmp_path / "0a.json", found)
+    assert account.read_accounts(tmp_path / "0a.json") == [found]
 
 
 def test_a_rank_that_is_started_again_finds_what_its_machine_had_found(tmp_path: Path, monkeypatch) -> None:
     one = account.Account(name="Folder at train.py:31", own_workers=2, num_workers=12)
-    monkeypatch.delenv(files.CACHE_VARIABLE, raising=False)
-    assert files.learnt_file(one, str(tmp_path)) is None, "one process has nothing to take up again"
+    monkeypatch.delenv(account.CACHE_VARIABLE, raising=False)
+    assert account.learnt_file(one, str(tmp_path)) is None, "one process has nothing to take up again"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    file = files.learnt_file(one, str(tmp_path))
+    file = account.learnt_file(one, str(tmp_path))
     assert file is not None
     assert file.parent == tmp_path / "found"
-    assert file != files.learnt_file(one, str(tmp_path), 9), "another length is another dataset"
+    assert file != account.learnt_file(one, str(tmp_path), 9), "another length is another dataset"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from loadtune.decide.inflight import Reading
-from loadtune.decide.ranks import Word, cores_of, differences
 from loadtune.inflight import environment as placement
 from loadtune.inflight import ranks
+from loadtune.inflight.ranks import Word, cores_of, differences
 from loadtune.model.workers import Work
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from loadtune.decide.bounds import Free, Queued, most_workers
 from loadtune.decide.steps import GROUP, MAX_STEPS, Steps, num_needed
 from loadtune.inflight.readings import Clocks
-from loadtune.model.workers import Loop, Work, batch_s, fewest, most_by_cores
+from loadtune.model.workers import Free, Loop, Queued, Work, batch_s, fewest, most_by_cores, most_workers
 
 
 def reading(steps, num_workers=1):

@@ -10,8 +10,9 @@ from page_rig import golden, on_cpu
 from torch import nn
 from torch.utils.data import DataLoader
 
+from loadtune import export
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
-from loadtune.report.forms import changed_lines, export, loader_code, step_code
+from loadtune.report.forms import changed_lines, loader_code, step_code
 
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
 WORKERS = TrialConfig(

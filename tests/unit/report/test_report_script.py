@@ -8,7 +8,7 @@ from page_rig import config, of_script
 
 from loadtune import export
 from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.report.page.write import page_view
+from loadtune.report.page import page_view
 from loadtune.report.script import script_lines, with_arguments
 
 OWN = LoaderConfig(batch_size=64, num_workers=4, persistent_workers=False)

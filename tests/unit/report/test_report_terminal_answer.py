@@ -6,7 +6,7 @@ from pathlib import Path
 from page_rig import golden
 
 from loadtune import export
-from loadtune.report.page.write import page_view
+from loadtune.report.page import page_view
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.statistics.interval import Interval
 

@@ -4,8 +4,9 @@ import pytest
 
 from loadtune.errors import WorkloadError
 from loadtune.records.measurement import TrialFailure, Window
-from loadtune.script.ranks import Hello, Rank, cause, next_message
-from loadtune.training.protocol import Answer
+from loadtune.script.bench import Hello
+from loadtune.script.process import Rank, cause, next_message
+from loadtune.training.process import Answer
 
 
 def ranks_that_said(*said):

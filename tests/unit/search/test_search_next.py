@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
 from fakes import Surface
 from study_rig import trial
 
 from loadtune.model.fit import points_at
-from loadtune.model.resources import Job
+from loadtune.model.resources import Job, Points
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Trial
-from loadtune.search.search import Search
+from loadtune.search import search as search_module
+from loadtune.search.search import Next, Search
 from loadtune.search.space import SearchSpace
+from loadtune.statistics.interval import Interval
 
 SPACE = SearchSpace(
     batch_sizes=(32, 64, 128, 256),
@@ -66,3 +69,43 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     assert sum(found.lasts_s(config) > 20.0 for config in faster) > 400, "more than a proposal weighs"
     assert asked.expected > 1.0
     assert found.lasts_s(asked.config) <= 20.0
+
+
+OTHER = SPACE.nearest(replace(BASELINE, loader=replace(BASELINE.loader, num_workers=4)))
+SHORT = ""
+"""Of time."""
+
+
+@pytest.mark.parametrize(
+    ("tried", "left_s", "expected", "decided"),
+    [
+        ([], 1e9, 0.5, "yours"),
+        ([], 5.0, 0.5, SHORT),
+        ([BASELINE], 60.0, 0.5, "trial"),
+        ([BASELINE], 40.0, 0.5, "trial"),  # so that there are two to compare, if only once each
+        ([BASELINE], 20.0, 0.5, SHORT),
+        ([BASELINE, OTHER], 60.0, 0.5, "trial"),
+        ([BASELINE, OTHER], 40.0, 0.5, SHORT),  # both are run twice again
+        ([BASELINE, OTHER], 120.0, 0.02, SHORT),  # a gain of less than 3% takes nothing of three rounds of four
+        ([BASELINE, OTHER], 140.0, 0.02, "trial"),
+        ([BASELINE, OTHER], 140.0, 0.001, "trial"),  # no prediction has held yet
+        ([BASELINE, OTHER], 140.0, -1.0, SHORT),  # all that can be tried was
+    ],
+)
+def test_trials_go_on_until_the_time_left_is_needed_for_the_final(
+    tried: list[TrialConfig], left_s: float, expected: float, decided: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run takes 10 s."""
+
+    def proposes(model: object, candidates: Points, tried: list[int], *more: object) -> tuple[int, Interval, float]:
+        untried = [at for at in range(len(candidates)) if at not in tried]
+        return (untried[0], Interval(value=1.0), expected) if untried else (0, Interval(value=1.0), -1.0)
+
+    monkeypatch.setattr(search_module, "propose", proposes)
+    trials = [trial(number, SURFACE.training_rate(config), config) for number, config in enumerate(tried)]
+    asked = Search(job=JOB, space=SPACE, yours=BASELINE, left_s=lambda: left_s, trials=trials).next()
+    if decided == "trial":
+        assert isinstance(asked, Next)
+        assert asked.config not in tried
+    else:
+        assert (asked.config if isinstance(asked, Next) else asked) == (BASELINE if decided == "yours" else decided)

@@ -2,10 +2,11 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loadtune.stream.sample_table import Loading, SampleTable, begin_batch
 from loadtune.stream.switching import SwitchingIterator
@@ -59,6 +60,19 @@ def test_pools_have_rows_of_their_own_which_another_handle_reads() -> None:
     assert other.read() == (), "nothing of an earlier pool is left"
     with pytest.raises(ValueError, match="more than this table"):
         table.reserve(1 << 20)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def test_workers_of_a_stream_note_what_they_load() -> None:
+    batches = SwitchingIterator(DataLoader(Stream(), 4, num_workers=2))
+    assert len(list(batches)) == 6, "each worker reads all of it"
+    rows = batches.workers()
+    assert [(row.num_begun, row.num_ended, row.batch_size) for row in rows] == [(3, 3, 0)] * 2
+    assert all(row.made_s > 0 and row.cpu_s > 0 for row in rows)
 
 
 def test_a_table_that_nobody_holds_closes_its_descriptor() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from loadtune.stream.switching import SwitchingIterator
-from loadtune.stream.worker_init import reason_against
+from loadtune.stream.trust import reason_against_init
 
 num_workers, args = 2, Namespace(num_workers=2)
 
@@ -41,7 +41,7 @@ NOT_READ = [None, asks, torch.manual_seed, wraps(asks)(lambda _: 0), lambda _: p
 
 @pytest.mark.parametrize(("init", "reads"), [(each, True) for each in READ] + [(each, False) for each in NOT_READ])
 def test_who_reads_it_by_itself_is_named(init: Any, reads: bool) -> None:
-    assert ("set num_workers yourself" in (reason_against(init, 2) or "")) == reads
+    assert ("set num_workers yourself" in (reason_against_init(init, 2) or "")) == reads
 
 
 @pytest.mark.parametrize("given", [1, None])
@@ -50,7 +50,7 @@ def test_what_a_partial_gives_is_as_if_it_had_been_typed(given: int | None) -> N
     inner: Any = partial(note, data, num_workers=given)
     inner.is_nested = True
     loader: Any = DataLoader(range(8), num_workers=1, worker_init_fn=partial(inner, rank=7))  # type: ignore[arg-type]
-    assert reason_against(loader.worker_init_fn, 1) is None
+    assert reason_against_init(loader.worker_init_fn, 1) is None
     assert len(list(SwitchingIterator(loader, 3))) == 8
     assert data.tolist() == [321, 322, 323, 0]
     assert len(list(SwitchingIterator(loader, 3, told_workers=64))) == 8

@@ -7,13 +7,15 @@ from loop_rig import LINE
 from torch import nn
 from workload_rig import workload_of
 
+from loadtune.errors import TrainingError
+from loadtune.footprint.account import AllocatorLog
 from loadtune.footprint.estimate import estimate_step
 from loadtune.records.config import OptimizerName, Precision, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.footprint import StepAccount, block_bytes
 from loadtune.records.measurement import TrialFailure
+from loadtune.records.memory import StepAccount, block_bytes
 from loadtune.training.memory import CpuMemory
-from loadtune.training.protocol import Begin
+from loadtune.training.process import Begin
 from loadtune.training.session import Session
 from loadtune.training.steps import measure_step
 from loadtune.training.trainer import ResidentModel, Trainer
@@ -79,3 +81,28 @@ def test_workspace_of_a_moment_and_workspace_that_stays_are_found() -> None:
     largest = measured()[0].largest
     assert largest.workspace_bytes == WORKSPACE_BYTES + KEPT_BYTES
     assert largest.rounding_bytes == SLACK_BYTES
+
+
+def test_requests_of_the_allocator_are_told_in_order_and_a_history_that_lacks_some_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Segments are no requests; a block from before may be given back."""
+    history = [{"action": "alloc", "addr": 0x70, "size": 64}]
+    count = {"allocated": 5, "freed": 2}
+    stats = {name: {"all": {"current": 0}} for name in ("allocated_bytes", "requested_bytes")}
+    stats["allocation"] = {"all": count}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [history]})
+    log = AllocatorLog(torch.device("cuda", 0))
+    with log.kept():
+        for action, address in (("segment_alloc", 0x10), ("alloc", 0x10), ("free_requested", 0x10)):
+            history.append({"action": action, "addr": address, "size": 512})
+        history += [{"action": f"free_{end}", "addr": 0x70, "size": 64} for end in ("requested", "completed")]
+        count |= {"allocated": 6, "freed": 4}
+        assert log.events() == [(0x10, 512), (0x10, 0), (0x70, 0)]
+        assert log.mark().position == 3
+        count |= {"freed": 5}
+        with pytest.raises(TrainingError, match="3 events where its counters say 4"):
+            log.events()

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from collections import UserDict
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,8 +29,8 @@ from loadtune.training.describe import Samples
 from loadtune.training.failures import failure_from
 from loadtune.training.loop import EndlessLoader, NoBatchError
 from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.workload.build import loss_of_batches
 from loadtune.workload.loaders import LoaderParts
-from loadtune.workload.tasks import loss_of_batches
 
 CPU = torch.device("cpu")
 
@@ -247,6 +248,20 @@ def test_a_stream_begins_again_at_its_end_and_one_shorter_than_a_batch_has_none(
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
     with pytest.raises(NoBatchError):
         drawn(DataLoader(Counted(3, shared=False), 4), 1)
+
+
+def test_workers_of_a_stream_tell_what_the_start_of_an_epoch_takes() -> None:
+    parts = LoaderParts.of(DataLoader(Counted(9, shared=False), 4))
+    config = LoaderConfig(batch_size=4, num_workers=1, persistent_workers=False)
+    with closing(EndlessLoader(workload_of(None, loader=parts), config)) as endless:
+        for _ in range(2):
+            endless.next_batch()
+        time.sleep(1.0)
+        begun_s = time.monotonic()
+        endless.next_batch()
+        times = endless.times()
+        assert 0 < times["ready_s"] < times["first_batch_s"] < time.monotonic() - begun_s
+        assert 0 <= endless.num_ahead() <= 2
 
 
 def test_the_order_is_the_samplers() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from loadtune.host.memory import Ram
+from loadtune.host.usable import Ram
 from loadtune.training import memory as bench_memory
 from loadtune.training.memory import CpuMemory, CudaMemory
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.records.measurement import Window
-from loadtune.training.process import LEFT_OUT, MAX_BYTES, BoundedLog, make_scratch
-from loadtune.training.protocol import STOP, Line
+from loadtune.training.process import LEFT_OUT, MAX_BYTES, STOP, BoundedLog, Line, make_scratch
 
 
 def write(path: Path, start: int, count: int) -> None:

@@ -11,7 +11,7 @@ from loadtune.records.config import Recipe, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.training.client import TrainingClient
-from loadtune.training.protocol import Answer
+from loadtune.training.process import Answer
 
 
 class Silent:

@@ -16,7 +16,7 @@ from loadtune.records.measurement import Window
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.training import steps
 from loadtune.training.memory import CpuMemory
-from loadtune.training.steps import compact_events, try_steps
+from loadtune.training.steps import try_steps
 from loadtune.training.trainer import ResidentModel, Trainer
 
 CPU = torch.device("cpu")
@@ -124,26 +124,3 @@ def test_evaluation_and_partial_batch_come_before_the_last_full_step(kind: type[
     assert report.step_s > 0
     assert report.reserved_peak_bytes is None
     assert model.training
-
-
-def alloc(addr: int, size: int) -> dict[str, Any]:
-    return {"action": "alloc", "addr": addr, "size": size, "stream": 0}
-
-
-def free(addr: int, action: str = "free_completed") -> dict[str, Any]:
-    return {"action": action, "addr": addr, "size": 1, "stream": 0}
-
-
-def test_a_block_is_given_back_when_that_is_completed_and_marks_are_places_in_the_requests() -> None:
-    """Segments are no requests."""
-    history = [
-        free(0x90),
-        {"action": "segment_alloc", "addr": 0x10, "size": 2 << 20, "stream": 0},
-        alloc(0x10, 512),
-        free(0x10, "free_requested"),
-        alloc(0x20, 600),
-        free(0x10),
-        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
-        alloc(0x10, 700),
-    ]
-    assert compact_events(history, [0, 1, 2, 3]) == ((512, 600, -1, 700), (0, 1, 1, 3))

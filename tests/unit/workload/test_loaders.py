@@ -18,8 +18,8 @@ from torch.utils.data import (
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
-from loadtune.workload.build import pack_parts, unpack_parts
 from loadtune.workload.loaders import LoaderParts, epoch_of
+from loadtune.workload.user_code import pack_parts, unpack_parts
 
 
 class Unlike(Dataset[int]):

@@ -82,12 +82,12 @@ def test_own_dataset_and_model_are_built_and_examined_without_torchvision():
 import sys; sys.modules["torchvision"] = None
 import loadtune.training.session, loadtune.footprint.estimate
 from loadtune.changes.way import Way
-from loadtune.changes import REMEDIES, NotApplicableError
+from loadtune.changes import CHANGES, NotApplicableError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
 workload = build_workload(WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear"))
 try:
-    REMEDIES["batched_fetch"].apply(Way(loader=workload.loader, indices=workload.epoch.indices))
+    CHANGES["batched_fetch"].apply(Way(loader=workload.loader, indices=workload.epoch.indices))
 except NotApplicableError as refused:
     print(refused)
 """

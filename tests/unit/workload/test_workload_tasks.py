@@ -9,9 +9,8 @@ from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.errors import WorkloadError
-from loadtune.training.describe import check_labels, check_targets
-from loadtune.workload.samples import make_batch
-from loadtune.workload.tasks import class_dimension, class_loss, make_optimizer
+from loadtune.workload.build import check_labels, check_targets, class_dimension, class_loss, make_optimizer
+from loadtune.workload.loaders import make_batch
 
 
 @pytest.mark.parametrize(

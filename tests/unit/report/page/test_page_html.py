@@ -11,9 +11,8 @@ from page_rig import NASTY, golden, named, with_trials
 
 from loadtune.errors import ResultError
 from loadtune.records.measurement import TrialFailure
-from loadtune.report.page import write
-from loadtune.report.page.write import write_board, write_page
-from loadtune.report.store import write_result
+from loadtune.report.page import write_board, write_page
+from loadtune.store import write_result
 
 BREAKOUT = "</script><script>alert(1)</script><!--\u2028 & <img src=x onerror=alert(1)>"
 
@@ -71,7 +70,7 @@ def test_the_page_is_one_file_that_may_ask_for_nothing_and_shows_code_as_it_is_t
 
 
 def test_without_plotly_there_is_a_word_on_what_to_do(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(write.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResultError, match="pip install plotly"):
         write_page(golden(), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,8 @@ from loadtune.records.facts import Device
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
 from loadtune.records.telemetry import Telemetry, Timeline
-from loadtune.report.page.figures import Panel, figures, gains, loading, roofline, timelines
-from loadtune.report.page.write import MOST_NOTES, board_view, limits_table, page_view
+from loadtune.report.figures import Panel, figures, gains, loading, roofline, timelines
+from loadtune.report.page import MOST_NOTES, board_view, limits_table, page_view
 from loadtune.report.tables import trial_table
 from loadtune.statistics.interval import Interval
 

@@ -7,11 +7,10 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from loadtune.records.answer import finalist_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
-from loadtune.records.result import Bottleneck, Resource, RooflinePoint, TuningResult
-from loadtune.report import wording
+from loadtune.records.result import Bottleneck, Resource, Result, RooflinePoint, finalist_of
+from loadtune.report import sentences, wording
 from loadtune.report.tables import peak_bytes
 from loadtune.statistics.interval import Interval
 from loadtune.units import bytes_text, counted, number_text, percent_text, rate_text, ratio_text
@@ -78,13 +77,13 @@ def line(name: str, x: Iterable[Any], y: Iterable[Any], colour: str, *, shape: s
     return {**drawn, "line": {"color": colour, "width": 2, "shape": shape}, "hoverinfo": "skip", **more}
 
 
-def kind_of(result: TuningResult, config: TrialConfig) -> str:
+def kind_of(result: Result, config: TrialConfig) -> str:
     if config == result.yours:
         return "baseline"
     return "best" if result.best is not None and config == result.best.config else "measured"
 
 
-def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: str) -> str:
+def hover(result: Result, config: TrialConfig, run: Measurement, *head: str) -> str:
     """What is shown of a point: settings, rate, wait, memory."""
     memory = peak_bytes(run, result.device.kind)
     rate, waits = f"{wording.interval_text(run.throughput)} samples/s", percent_text(run.wait_fraction)
@@ -92,7 +91,7 @@ def hover(result: TuningResult, config: TrialConfig, run: Measurement, *head: st
     return "<br>".join((*head, wording.settings_text(config), f"{rate}, {waits} blocked in next(loader)", *peak))
 
 
-def loading(result: TuningResult) -> list[Panel]:
+def loading(result: Result) -> list[Panel]:
     """One bar of the best's steps of loading, hatched as far as they wait; all names are in the legend."""
     shown = [
         (f"{percent_text(step.share)} {step.text}", step.share, step.waits or 0.0)
@@ -120,7 +119,7 @@ def loading(result: TuningResult) -> list[Panel]:
     return [Panel(data=traces, layout=layout, height_px=180)]
 
 
-def roofline(result: TuningResult) -> list[Panel]:
+def roofline(result: Result) -> list[Panel]:
     """At the winner's batch size, recipe and pinning."""
     found = result.bottleneck
     if found is None or not found.holds:
@@ -175,9 +174,7 @@ def _limits(found: Bottleneck, roof: Sequence[RooflinePoint], top: float) -> lis
     return lines
 
 
-def _beside(
-    result: TuningResult, winner: TrialConfig, configs: Iterable[TrialConfig]
-) -> Iterator[tuple[TrialConfig, Point]]:
+def _beside(result: Result, winner: TrialConfig, configs: Iterable[TrialConfig]) -> Iterator[tuple[TrialConfig, Point]]:
     """What was measured where only the workers differ from the winner's settings: confirmed, else in trials."""
     for config in configs:
         here, there = ((one.batch_size, one.loader.pin_memory, one.recipe) for one in (config, winner))
@@ -190,9 +187,9 @@ def _beside(
             yield config, (config.loader.num_workers, rate, words)
 
 
-def gains(result: TuningResult) -> list[Panel]:
+def gains(result: Result) -> list[Panel]:
     winner = result.best_at_your_batch or result.best
-    found = [] if winner is None else [*wording.steps(result, winner), *wording.changes(result)]
+    found = [] if winner is None else [*sentences.steps(result, winner), *sentences.changes(result)]
     if not found:
         return []
     shown = [(each.is_measured, (each.ratio, place, wording.gain_text(each.ratio))) for place, each in enumerate(found)]
@@ -211,7 +208,7 @@ def gains(result: TuningResult) -> list[Panel]:
     return [Panel(data=traces, layout=layout, height_px=120 + len(names) * (14 * max(map(len, names)) + 16))]
 
 
-def timelines(result: TuningResult) -> list[Panel]:
+def timelines(result: Result) -> list[Panel]:
     """Of the baseline and the best, the last run of each, when the machine was warm.
 
     A value holds for its slice; the last is drawn to its end.
@@ -239,7 +236,7 @@ def timelines(result: TuningResult) -> list[Panel]:
     return panels
 
 
-def figures(result: TuningResult) -> dict[str, list[Panel]]:
+def figures(result: Result) -> dict[str, list[Panel]]:
     """By their anchor in the page; empty where there is nothing to draw."""
     return {
         "loading": loading(result),

@@ -1,6 +1,6 @@
-"""Changes of the user's code, outside of DataLoader's arguments: what such a remedy is, and those that are offered.
+"""Changes of the user's code, outside of DataLoader's arguments: what each of them has, and those that are offered.
 
-A remedy answers, in this order: does it apply (`offer`), how is it used (`apply`, in the training process), what would
+A change answers, in this order: does it apply (`offer`), how is it used (`apply`, in the training process), what would
 it gain (`job`), what has the user to write (`code`). Predicting, measuring and reporting are the same for all.
 Needs no torch: methods that run in the training process import it when they are called.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loadtune.changes.way import Way
 
 FEWEST_EXAMINED, MOST_EXAMINED = 8, 64
-"""Samples whose values are compared before a remedy is tried, and whose loading is timed at a time."""
+"""Samples whose values are compared before a change is tried, and whose loading is timed at a time."""
 
 EXAMINED_S = 1.0
 """Of slow samples there are as many as load in so many seconds."""
@@ -40,15 +40,15 @@ def num_examined(sample_s: float) -> int:
 
 
 class NotApplicableError(Exception):
-    """A remedy cannot be used for this job; the message says why, as a clause."""
+    """A change cannot be used for this job; the message says why, as a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a remedy may look at before it is tried."""
+    """What a change may look at before it is tried."""
 
     config: TrialConfig
-    """The best configuration, with the remedies that were kept so far."""
+    """The best configuration, with the changes that were kept so far."""
     spec: WorkloadSpec
     facts: WorkloadFacts
     device: Device
@@ -56,8 +56,8 @@ class Situation:
     """That the search could choose."""
 
 
-class Remedy:
-    """The base of all remedies. A method that a remedy leaves out changes nothing."""
+class Change:
+    """The base of all. A method that is left out changes nothing."""
 
     name: str
     """In configurations and results: ``uint8_transfer``."""
@@ -70,26 +70,26 @@ class Remedy:
     changes what only concerns compute, and its steps are timed without a loader before it is tried."""
 
     def offer(self, situation: Situation) -> TrialConfig | None:
-        """The configuration to try, without this remedy's name in it. None: it does not apply."""
+        """The configuration to try, without this change's name in it. None: it does not apply."""
         return situation.config
 
     keeps: bool = False
-    """Whether it takes memory for the whole data set. Such a remedy comes after those that take none."""
+    """Whether it takes memory for the whole data set. Such a change comes after those that take none."""
     farthest: float = FARTHEST
     """See there; of this change."""
 
     def apply(self, way: "Way") -> "Way":
-        """The way with this remedy, in the process that loads. Raises NotApplicableError."""
+        """The way with this change, in the process that loads. Raises NotApplicableError."""
         return way
 
     def compared(self, before: "Way", after: "Way") -> "tuple[Way, Way]":
-        """The ways without the remedy and with it, as their samples are compared."""
+        """The ways without the change and with it, as their samples are compared."""
         return before, after
 
     def job(self, job: Job, seen: Examined) -> Job:
         """The job as the throughput model takes it.
 
-        By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
+        By default what was timed of loading, in proportion to the time without the change; what the device has to do
         beside is added to its steps.
         """
         before, after = seen.before, seen.after
@@ -111,7 +111,7 @@ class Remedy:
         )
 
     def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
-        """Lines of Python to paste; asked in the process that loads, of the ways without the remedy and with it.
+        """Lines of Python to paste; asked in the process that loads, of the ways without the change and with it.
         ``is_whole``: they reach into the ``dataset``; else they show the pattern."""
         return ""
 
@@ -120,7 +120,7 @@ class Remedy:
         return seen.code
 
 
-class OfImages(Remedy):
+class OfImages(Change):
     """A change of how images are decoded, transformed or sent."""
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -172,7 +172,7 @@ class Uint8Transfer(OfImages):
         return situation.config if has_floats and situation.device.kind == "cuda" else None
 
 
-class OfLibrary(Remedy):
+class OfLibrary(Change):
     """A change of what another library than torchvision does for a sample. What is kept of samples fills a cache: it is
     tried with few samples in place of all, so that it is full from the start."""
 
@@ -269,7 +269,7 @@ sampler, drop_last = own.sampler, own.drop_last
 kept = {"generator": loader.generator, "worker_init_fn": loader.worker_init_fn}"""
 
 
-class BatchedFetch(Remedy):
+class BatchedFetch(Change):
     """One indexing call a batch instead of one a row: for datasets that can be indexed with a list."""
 
     name = "batched_fetch"
@@ -283,7 +283,7 @@ class BatchedFetch(Remedy):
         from torch.utils.data import default_collate
 
         from loadtune.workload.batches import are_equal
-        from loadtune.workload.samples import owner_of
+        from loadtune.workload.loaders import owner_of
 
         if way.loader.collate_fn not in (None, default_collate):
             raise NotApplicableError("its loader has a collate function of its own")
@@ -312,7 +312,7 @@ class BatchedFetch(Remedy):
         return "\n".join([seen.code, batches, made])
 
 
-class FusedOptimizer(Remedy):
+class FusedOptimizer(Change):
     """Fused SGD under fp16 takes the scaler's flag on the device, so that no step waits for the device.
 
     Plain, a fused SGD with momentum does not survive the first step that a GradScaler skips: its momentum is not set
@@ -345,7 +345,7 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
         return replace(job, syncing=job.syncing - {"fp16"})
 
 
-class OpencvThreads(Remedy):
+class OpencvThreads(Change):
     """One OpenCV thread in each worker, its own: by itself OpenCV starts as many as there are cores, in every worker.
 
     ``setNumThreads(0)``, not 1: with 1 a worker that was forked from a process that used OpenCV's threads waits for
@@ -398,9 +398,9 @@ def one_thread(then: Callable[[int], None] | None, worker_id: int) -> None:
         then(worker_id)
 
 
-REMEDIES: dict[str, Remedy] = {
-    remedy.name: remedy
-    for remedy in (
+CHANGES: dict[str, Change] = {
+    change.name: change
+    for change in (
         DraftDecoding(),
         TensorDecoding(),
         Uint8Transfer(),
@@ -417,4 +417,4 @@ REMEDIES: dict[str, Remedy] = {
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
     """These names in the order in which they are applied."""
-    return tuple(name for name in REMEDIES if name in names)
+    return tuple(name for name in CHANGES if name in names)

@@ -1,12 +1,23 @@
-"""The control groups this process is in, of cgroup v1, v2, or both: how many cores and how much memory they allow.
+"""What this process may use of the machine under every limit in force: cores, RAM and /dev/shm; what of them is free
+now, and how often the kernel killed for lack of memory. Needs no psutil, which is slow to import.
 
-A parent's limit binds its children. In a container affinity and psutil show the host, and know nothing of these. Every
-read takes the root of the file system, so that tests bring their own.
+A control group's limit, of cgroup v1, v2, or both, binds its children. In a container affinity and psutil show the
+host, and know nothing of these. Every read takes the root of the file system, so that tests bring their own. Nothing is
+kept between two reads: virtual machines were seen to show 31 GiB at first and grow to 256.
 """
 
+import math
+import os
+import platform
 import re
+import shutil
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+SHM_ADVICE = (
+    "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
+    "smaller batches"
+)
 
 UNIFIED = ""
 """Stands for cgroup v2's single hierarchy where v1 has a controller's name, as in ``0::/path``."""
@@ -120,3 +131,59 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def read_num_usable_cores(system: Path = Path("/")) -> int:
+    """Least of affinity and cgroup quota, at least 1. A quota is rounded up: with 1.5 cores' worth, one process would
+    leave a third of it unused."""
+    quota, num_allowed = read_cpu_quota(system), len(os.sched_getaffinity(0))
+    return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota.cores)))
+
+
+def read_cpu_name(system: Path = Path("/")) -> str | None:
+    """The model, for people: x86's, elsewhere the architecture. None: the platform does not say."""
+    named = re.search(r"^model name\s*:(.*)$", read_text(system / "proc/cpuinfo"), flags=re.MULTILINE)
+    return " ".join(named[1].split()) if named else platform.machine() or None
+
+
+class Ram(NamedTuple):
+    """The machine's memory as this process may use it."""
+
+    total_bytes: int
+    limit_bytes: int
+    available_bytes: int
+
+
+def read_ram(system: Path = Path("/")) -> Ram:
+    """Physical memory, bounded by every cgroup limit in force. Each limit binds with what its own group holds: a
+    parent's neighbours can leave less than our own limit does."""
+    machine, limits = parse_counters(read_text(system / "proc/meminfo")), read_memory_limits(system)
+    total, available = (machine.get(name, 0) for name in ("MemTotal", "MemAvailable"))
+    return Ram(
+        total_bytes=total,
+        limit_bytes=min([total, *(limit.limit_bytes for limit in limits)]),
+        available_bytes=min([available, *(limit.available_bytes for limit in limits)]),
+    )
+
+
+def read_shm(folder: Path = Path("/dev/shm")) -> tuple[int, int]:
+    """Total and free bytes of /dev/shm, where torch's shared-memory tensors and Python's semaphores live. 0 of both
+    where it is missing or read-only."""
+    if not os.access(folder, os.W_OK):
+        return 0, 0
+    usage = shutil.disk_usage(folder)
+    return usage.total, usage.free
+
+
+def read_oom_kills(system: Path = Path("/")) -> int | None:
+    """Processes that the kernel killed so far for lack of memory; the count rises before the signal is sent. None:
+    nothing counts them. Of this process's own group where that is counted, else of the machine, with all containers.
+    Not of the group's parent: in v1 that does not count what its children lost."""
+    own = [
+        folder / file
+        for controller, file in ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
+        for folder in read_group_folders(controller, system)[:1]
+    ]
+    files = (*own, system / "proc/vmstat")
+    counts = (parse_counters(read_text(file)).get("oom_kill") for file in files)
+    return next((count for count in counts if count is not None), None)

@@ -21,7 +21,7 @@ import msgspec
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError, UsageError
 from loadtune.records.config import TuneConfig
-from loadtune.records.result import SCHEMA_VERSION, TuningResult
+from loadtune.records.result import SCHEMA_VERSION, Result
 from loadtune.units import CONTROL, bytes_text
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def as_json(record: object) -> str:
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
-def write_result(result: TuningResult, folder: Path) -> Path:
+def write_result(result: Result, folder: Path) -> Path:
     """Write ``result.json`` whole or not at all."""
     return write_whole(folder / RESULT_FILE, as_json(result).encode(), resumable=True)
 
@@ -157,13 +157,10 @@ def not_written(path: Path, error: OSError, num_bytes: int = 0, *, resumable: bo
     )
 
 
-def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
-    """Read a result: of a ``result.json``, a run's folder, or the newest run below a folder.
-
-    None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
-    """
+def load_result(path: str | os.PathLike[str] | None = None) -> Result:
+    """Of a ``result.json``, a run's folder, or the newest run below a folder. None is ``./loadtune-results``."""
     file = result_files(Path(TuneConfig().out if path is None else path))[-1]
-    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
+    return read_record(file, Result, "result", or_else="run `loadtune run` again")
 
 
 def result_files(path: Path) -> list[Path]:
@@ -214,10 +211,10 @@ def read_record(file: Path, kind: type[T], name: str, *, or_else: str, to_import
                 )
             content = opened.read()
         version = msgspec.json.decode(content, type=_Head).schema_version
-        if version > SCHEMA_VERSION:
+        if version != SCHEMA_VERSION:
             raise ResultError(
-                f"{file} was written by a newer loadtune: its schema_version is {version}, this one reads up to"
-                f" {SCHEMA_VERSION}. Update loadtune, or {or_else}."
+                f"{file} has schema_version {version}, and this loadtune reads {SCHEMA_VERSION} alone: use the version"
+                f" that wrote it, or {or_else}."
             )
         record = msgspec.json.decode(content, type=kind)
         named = getattr(record, "config", TuneConfig()).workload.objects if to_import else ()

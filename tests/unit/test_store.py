@@ -8,8 +8,8 @@ import pytest
 from page_rig import GOLDEN as KEPT
 from page_rig import golden
 
+from loadtune import store
 from loadtune.errors import ResultError
-from loadtune.report import store
 
 AT = datetime(2026, 11, 20, 17, 3, 12, tzinfo=UTC)
 
@@ -66,7 +66,11 @@ def test_the_newest_run_is_found_from_every_level(tmp_path: Path, monkeypatch: p
         (b"\xff\xfe{}", "is damaged"),
         (b"[]", "is not a result"),
         (b"{}", "schema_version"),
-        (b'{"schema_version": 2, "unknown": []}', "newer loadtune: its schema_version is 2, this one reads up to 1"),
+        (
+            b'{"schema_version": 3, "unknown": []}',
+            "has schema_version 3, and this loadtune reads 2 alone",
+        ),
+        (KEPT.read_bytes().replace(b'"schema_version": 2', b'"schema_version": 1'), "has schema_version 1, and"),
         (KEPT.read_bytes().replace(b'"num_workers": 16', b'"num_workers": "16"', 1), r"\$\.\S*num_workers"),
         (KEPT.read_bytes().replace(b'"limit": "memory"', b'"limit": "patience"', 1), r"\$\.ceilings\[\.*\d*\]\.limit"),
     ],

@@ -6,32 +6,36 @@ import base64
 import hashlib
 import importlib.util
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import ResultError
-from loadtune.records.result import TuningResult
-from loadtune.report import tables, wording
+from loadtune.records.result import Result
+from loadtune.report import sentences, tables, wording
+from loadtune.report.figures import figures
 from loadtune.report.forms import changes_code, loader_code, step_code
 from loadtune.report.machine import banner
-from loadtune.report.page.figures import figures
 from loadtune.report.script import script_lines
-from loadtune.report.store import load_result, result_files, write_whole
+from loadtune.store import load_result, result_files, write_whole
 from loadtune.units import MISSING, bytes_text, counted, percent_text, rate_text, ratio_text, seconds_text
+
+if TYPE_CHECKING:
+    import jinja2
 
 PAGE_FILE = "report.html"
 MOST_NOTES = 5
-_FILES = Path(__file__).parent / "files"
+_FILES = Path(__file__).parent / "page_files"
 
 
-def write_page(result: TuningResult, path: Path) -> Path:
+def write_page(result: Result, path: Path) -> Path:
     """One run. Raises ResultError where it cannot be written, or plotly.js is not installed."""
     return write_whole(path, _rendered("page.html.jinja", page_view(result)).encode())
 
 
 def write_board(folders: Sequence[Path], path: Path) -> Path:
     """Every result below these folders on one page, which names those that cannot be read."""
-    results, unread = list[TuningResult](), list[str]()
+    results, unread = list[Result](), list[str]()
     for file in sorted({file.resolve() for folder in folders for file in result_files(folder)}):
         try:
             results.append(load_result(file))
@@ -42,27 +46,37 @@ def write_board(folders: Sequence[Path], path: Path) -> Path:
 
 def _rendered(template: str, view: dict[str, Any]) -> str:
     """With plotly.js where there are figures. Raises ResultError where it is not installed."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}  # its default sorts
     figures = view.get("figures", {}).items()
     plotly, script = _plotly_js() if figures else "", (_FILES / "page.js").read_text(encoding="utf-8")
     hashes = (hashlib.sha256(each.encode()).digest() for each in (plotly, script))
-    return environment.get_template(template).render(
-        page=view,
-        drawn={
-            f"{key}-{place}": {"data": panel.data, "layout": panel.layout}
-            for key, panels in figures
-            for place, panel in enumerate(panels)
-        },
-        style=(_FILES / "page.css").read_text(encoding="utf-8"),
-        plotly=plotly,
-        script=script,
-        hashes=[base64.b64encode(each).decode() for each in hashes],
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            page=view,
+            drawn={
+                f"{key}-{place}": {"data": panel.data, "layout": panel.layout}
+                for key, panels in figures
+                for place, panel in enumerate(panels)
+            },
+            style=(_FILES / "page.css").read_text(encoding="utf-8"),
+            plotly=plotly,
+            script=script,
+            hashes=[base64.b64encode(each).decode() for each in hashes],
+        )
     )
+
+
+@cache
+def _templates() -> "jinja2.Environment":
+    """Compiled once in a process."""
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}  # its default sorts
+    return made
 
 
 def _plotly_js() -> str:
@@ -75,15 +89,15 @@ def _plotly_js() -> str:
     raise ResultError("plotly.js was not found, which draws the page. The package plotly brings it: pip install plotly")
 
 
-def page_view(result: TuningResult) -> dict[str, Any]:
-    best, headline = result.best, " ".join(wording.seen_once(result))
+def page_view(result: Result) -> dict[str, Any]:
+    best, headline = result.best, " ".join(sentences.seen_once(result))
     if best is not None:
         settings = "" if best.config == result.yours else f"{wording.settings_text(best.config)}: "
-        headline = settings + wording.answer_text(result, best)
+        headline = settings + sentences.answer_text(result, best)
     return {
         "title": f"{result.config.workload.title} on {result.device.name}",
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
-        "warning": wording.warning(result),
+        "warning": sentences.warning(result),
         "headline": headline,
         "confirmed": tables.best_and_baseline(result),
         "sections": [tables.Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
@@ -96,9 +110,9 @@ def page_view(result: TuningResult) -> dict[str, Any]:
     }
 
 
-def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
+def _words(result: Result) -> dict[str, tuple[str, ...]]:
     at_yours = result.best_at_your_batch
-    kept = [wording.keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
+    kept = [sentences.keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
     notes = result.notes[:MOST_NOTES]
     if more := result.notes[MOST_NOTES:]:
         notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
@@ -107,8 +121,8 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     )
     took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
     return {
-        "Answer": (*filter(None, kept), *wording.best_with_changes(result), *wording.batch_caution(result)),
-        "Bottleneck": wording.limit_sentences(result),
+        "Answer": (*filter(None, kept), *sentences.best_with_changes(result), *sentences.batch_caution(result)),
+        "Bottleneck": sentences.limit_sentences(result),
         "Memory format and optimizer, compute only": tuple(
             wording.recipe_line(each) for each in result.recipes if not result.config.workload.command
         ),
@@ -117,7 +131,7 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _code(result: TuningResult) -> list[tables.Section]:
+def _code(result: Result) -> list[tables.Section]:
     """Of what is proven better; at the user's batch size only what differs from the best."""
     blocks = dict[str, str]()
     for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
@@ -131,7 +145,7 @@ def _code(result: TuningResult) -> list[tables.Section]:
     return [tables.Section(title=title, lines=tuple(code.splitlines())) for code, title in blocks.items()]
 
 
-def limits_table(result: TuningResult) -> tables.Table:
+def limits_table(result: Result) -> tables.Table:
     rows, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
     for each in result.ceilings:
         predicted = "" if each.verified else " (predicted)"
@@ -147,7 +161,7 @@ def limits_table(result: TuningResult) -> tables.Table:
     return tables.Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
 
 
-def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> dict[str, Any]:
+def board_view(results: Sequence[Result], unread: Sequence[str] = ()) -> dict[str, Any]:
     """A row for each result; those of one workload and machine stand together, the newest first.
 
     ``unread``: files that are no result this loadtune can read, and why.
@@ -163,7 +177,7 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> d
     }
 
 
-def _row(result: TuningResult) -> tables.SortedRow:
+def _row(result: Result) -> tables.SortedRow:
     best = None if result.best is None or result.best.inconclusive else result.best
     spec = result.config.workload
     size = "" if spec.image_size is None else f"{spec.image_size} pixels"

@@ -1,1 +1,0 @@
-"""The report page: every figure as plain data, then one HTML file that opens offline. Judges nothing."""

@@ -1,0 +1,279 @@
+"""Sentences on a result: the answer and how sure it is, what limits it, what each step and change gains."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+from loadtune.records.config import TrialConfig
+from loadtune.records.facts import HostFacts
+from loadtune.records.loading import steps_text
+from loadtune.records.measurement import DISTURBED, LAST_SHARE, taken_by_others
+from loadtune.records.result import (
+    ChangeKind,
+    Finalist,
+    Part,
+    ResourceLimit,
+    Result,
+    Winner,
+    finalist_of,
+    measured_of,
+)
+from loadtune.report.wording import (
+    RESOURCE_TEXT,
+    gain_text,
+    interval_text,
+    remedy_text,
+    settings_text,
+    unconfirmed_text,
+)
+from loadtune.statistics.interval import Interval
+from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
+
+ASSUMED = {"batch_size", "num_workers", "pin_memory", "precision"}
+"""Settings that a user may leave out."""
+
+_MOSTLY_TEXT = {
+    ("workers", "waiting"): "the worker processes, which mostly wait (storage, network or sleep)",
+    ("main", "launching"): "the training process, which launches the steps",
+    ("main", "loading"): "the training process, which loads the samples itself",
+    ("device", "copying"): "copies to the GPU",
+    ("device", "synchronizing"): "GradScaler's wait for the GPU in each step",
+}
+_LOADING: tuple[Part, ...] = ("waiting", "loading", "collating")
+_NEARLY = 0.1
+"""From which on the steps of loading are told: the probability that loading limits; where no model says that, the share
+of the time blocked in ``next(loader)``."""
+_CHANGES: dict[ChangeKind, str] = {"twice_the_cores": "twice the cores", "half_the_loading": "half the loading time"}
+
+
+def warning(result: Result) -> str | None:
+    """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
+    if result.cut_short is not None:
+        num_kept = sum(each.measurement is not None for each in result.trials)
+        num_kept += sum(len(each.runs) for each in result.finalists)
+        scope = "The figures come from fewer runs than planned."
+        if result.confirmed_whole:
+            scope = "The confirmation was complete before that."
+        if result.best is None:
+            scope = "Nothing was confirmed."
+        kept = f"{counted(num_kept, 'measurement')} {'is' if num_kept == 1 else 'are'} kept. " if num_kept else ""
+        return f"Cut short: {result.cut_short.rstrip('.')}. {kept}{scope}"
+    if result.best is None:
+        return "No configuration could be confirmed."
+    doubt = None if result.best.config == result.yours else doubt_of(result, result.best)  # which `keep_text` says
+    return doubt and f"The answer is not confirmed: {doubt}"
+
+
+def doubt_of(result: Result, winner: Winner) -> str | None:
+    """Why a winner that may be used is not confirmed: a sentence. None: it is."""
+    budget_s, took_s = result.config.time_budget_s, [each.runs[-1].seconds for each in result.finalists]
+    one_more_s = sum(took_s) + max(took_s, default=0.0) + LAST_SHARE * budget_s  # a round of the final, and a run
+    longer = ["with a larger --time-budget"] if budget_s - result.seconds <= one_more_s else []
+    if winner.half_width_fraction is None:
+        return f"nothing was measured twice. {' '.join(['Run again', *longer])}."
+    if winner.rival_gain is not None and winner.inconclusive:
+        most, busy = winner.rival_gain.high or math.inf, busy_text(result.finalists, result.host)
+        gain = f"a gain of up to {ratio_text(most)} is not excluded" if most < 10 else "any gain is possible"
+        known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}"
+        quieter = ["on a quieter machine"] if busy or not longer else []
+        return f"{gain}; {known}. {f'{busy} ' if busy else ''}Run again {', or '.join([*quieter, *longer])}."
+    finalist = finalist_of(result.finalists, winner)
+    if finalist is not None and finalist.unconfirmed is not None:
+        return unconfirmed_text(finalist)
+    if not result.confirmed_whole:
+        why = f" ({result.cut_short.rstrip('.')})" if result.cut_short else ""  # killed as it ended: why is not stored
+        return f"the run was cut short before every run of the confirmation was made{why}."
+    return None
+
+
+def busy_text(finalists: Sequence[Finalist], host: HostFacts) -> str | None:
+    """What other processes used while the confirmation ran. None: nothing worth a word."""
+    taken = [taken_by_others(run, host) for finalist in finalists for run in finalist.runs]
+    share, name = max(taken, default=(0.0, ""))
+    if share < DISTURBED:
+        return None
+    num_disturbed = sum(each >= DISTURBED for each, _ in taken)
+    runs = f"{num_disturbed} of {counted(len(taken), 'run')} of the confirmation"
+    return f"Other processes used up to {percent_text(share)} of the {name} in {runs}."
+
+
+def seen_once(result: Result) -> tuple[str, ...]:
+    """The best trials of a run without an answer: without and with changes of the code. Empty: it has other figures."""
+    if result.best is not None:
+        return ()
+    seen = (*_best_trial(result, changed=False), *_best_trial(result, changed=True))
+    return seen or (() if result.finalists else ("No trial was measured.",))
+
+
+def _best_trial(result: Result, *, changed: bool) -> tuple[str, ...]:
+    """``changed``: with changes of the code, or without. Empty: none was measured."""
+    timed = {run.samples_per_s: each for each, run in measured_of(result.trials) if bool(each.remedies) == changed}
+    if not timed:
+        return ()
+    config, once = timed[max(timed)], f"{rate_text(max(timed))} (one measurement, not confirmed)"
+    what = f"With a change of your code ({titles_text(result, config)})" if changed else "The best trial"
+    return (f"{what}: {once} with {settings_text(replace(config, remedies=()))}.",)
+
+
+def titles_text(result: Result, config: TrialConfig) -> str:
+    """What its changes of the code are, by their titles. Empty: it has none."""
+    titles = {each.name: each.title for each in (result.remedies.tried if result.remedies else ())}
+    return "; ".join(titles.get(name, remedy_text(name)) for name in config.remedies)
+
+
+def answer_text(result: Result, winner: Winner) -> str:
+    """The answer, as every view says it: the rate and the gain, or why the user's settings stay.
+
+    The gain alone where the interval of the rate reaches 0: then only the gain is proven.
+    """
+    found, known, gain = finalist_of(result.finalists, winner), winner.throughput, winner.speedup
+    of, ranks = "", result.facts.num_ranks if result.facts else 1
+    if ranks > 1:
+        in_all = f"{number_text(ranks * known.value)} in all with {ranks * winner.config.batch_size:,} samples a step"
+        of = f" on each of {ranks} ranks ({in_all})"
+    rate = f"{interval_text(known)} samples/s{of}{' (1 run)' if found and len(found.runs) == 1 else ''}"
+    if kept := keep_text(result, winner):
+        return f"{kept} Baseline: {rate}."
+    base = "PyTorch's defaults" if set(result.assumed) >= ASSUMED else "your settings"
+    if gain is None:
+        return f"{rate}; {base} could not be measured."
+    ratio, _, interval = gain_text(gain, "99% interval ").partition(" ")
+    is_known = known.low is None or known.low > 0
+    return f"{f'{rate}, ' if is_known else ''}{ratio} {base} {interval}."
+
+
+def batch_caution(result: Result) -> tuple[str, ...]:
+    """What another batch size changes in training. Empty: it is the baseline's."""
+    best, yours = result.best, result.yours
+    if best is None or yours is None or best.config.batch_size == yours.batch_size:
+        return ()
+    changed = f"Batch size {best.config.batch_size} instead of {yours.batch_size}"
+    return (f"{changed}: tune the learning rate again, check accuracy.",)
+
+
+def keep_text(result: Result, winner: Winner) -> str:
+    """``Keep your settings: …`` or ``No conclusion: …``. Empty: something else than the baseline is proven better."""
+    if winner.config != result.yours:
+        return ""
+    what, where, there = "your settings", "", ""
+    if result.best is None or result.best.config != winner.config:
+        where, there = f" at batch size {winner.config.batch_size}", " there"
+    if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
+        return f"No conclusion{where}: {doubt}"
+    if set(result.assumed) >= ASSUMED:
+        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
+    most = winner.rival_gain and winner.rival_gain.high
+    gains = f"gains more than {percent_text(max(most - 1, 0.001), 1)}" if most else "is proven faster"
+    return f"Keep {what}{where}: nothing else that was tried{there} {gains}."
+
+
+def limit_sentences(result: Result) -> tuple[str, ...]:
+    """The bottleneck, then the largest steps of loading where loading limits, or nearly does."""
+    model, best = result.bottleneck, finalist_of(result.finalists, result.best)
+    if model is not None and model.holds:
+        is_told = any(_loads(each) and each.probability >= _NEARLY for each in model.limits)
+    else:
+        is_told = best is not None and fmean(run.wait_fraction for run in best.runs) >= _NEARLY
+    if not (is_told and result.steps):
+        return bottleneck_sentence(result)
+    return (*bottleneck_sentence(result), f"Loading spends {steps_text(result.steps)}.")
+
+
+def _loads(limit: ResourceLimit) -> bool:
+    """Whether the resource spends most of its time on loading."""
+    return sum(limit.shares.get(part, 0.0) for part in _LOADING) > 0.5
+
+
+def bottleneck_sentence(result: Result) -> tuple[str, ...]:
+    """One resource and its probability, and the largest step where it spends most of its time on loading. A limit below
+    the measured rate is none that can be told."""
+    found, best = result.bottleneck, result.best
+    if found is None or best is None:
+        return ()
+    if not found.holds:
+        missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
+        why = f"{missed}; it predicts {percent_text(found.explained)} of the measured throughput"
+        return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
+    first, rate = found.limits[0], found.limits[0].samples_per_s.value
+    mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
+    name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
+    at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
+    at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
+    steps = result.steps[:1] if _loads(first) else ()
+    step = "".join(f"; {percent_text(each.share)} of loading is {each.text}" for each in steps)
+    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}){step}.",)
+
+
+class Gain(NamedTuple):
+    name: str
+    ratio: Interval
+    """Throughput after ÷ before."""
+    is_measured: bool
+    """False: predicted by the throughput model."""
+
+
+def steps(result: Result, winner: Winner) -> tuple[Gain, ...]:
+    """What each lever brings, pulled one after another from the user's settings to the answer.
+
+    Levers between which no contestant of the final stands are told together.
+    """
+    start, end = result.yours, winner.config
+    if start is None or start == end:
+        return ()
+    loader = replace(end.loader, batch_size=start.batch_size)
+    path = {
+        "baseline": start,
+        "workers and pinning": replace(start, loader=loader),
+        "precision and memory format": replace(end, loader=loader),
+        "batch size": end,
+    }
+    found, names, last = list[Gain](), list[str](), finalist_of(result.finalists, start)
+    for (_, before), (name, after) in pairwise(path.items()):
+        names += [name] if before != after else []
+        reached = finalist_of(result.finalists, after)
+        if names and last is not None and reached is not None:
+            ratio = Interval(value=reached.samples_per_s / last.samples_per_s)
+            found.append(Gain(" together with ".join(names), ratio, True))
+            names, last = [], reached
+    return tuple(found)
+
+
+def changes(result: Result) -> tuple[Gain, ...]:
+    """On top of the best: the changes of the code that gain together, each by itself, then what other hardware or
+    samples are predicted to bring."""
+    found, remedies, model = list[Gain](), result.remedies, result.bottleneck
+    if remedies is not None:
+        kept = () if remedies.config is None else remedies.config.remedies
+        if kept and remedies.gain is not None:
+            found.append(Gain(" and ".join(map(remedy_text, kept)), remedies.gain, True))
+        found += [
+            Gain(remedy_text(each.name), gain, each.gain is not None)
+            for each in remedies.tried
+            if each.name not in kept and (gain := each.gain or each.predicted)
+        ]
+    if model is not None and model.holds:
+        found += [Gain(_CHANGES[kind], gain, False) for kind, gain in model.predicted.items()]
+    return tuple(found)
+
+
+def best_with_changes(result: Result) -> tuple[str, ...]:
+    """One sentence: what changes bring together, over the best alone, proven or not. Empty: none was measured."""
+    found, best = result.remedies, result.best
+    if found is None or best is None:
+        return ()
+    changed = next((each for each in result.finalists if each.config.remedies), None)
+    if found.gain is None or changed is None:
+        return _best_trial(result, changed=True)
+    config, what = changed.config, titles_text(result, changed.config)
+    if (config.loader, config.precision) != (best.config.loader, best.config.precision):
+        what += f", with {settings_text(replace(config, remedies=()), with_recipe=False)}"
+    if config.batch_size != best.config.batch_size:
+        what += ". Tune the learning rate again"
+    if found.config is None:
+        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {what}.",)
+    on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
+    gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(changed.samples_per_s)}"
+    return (f"A change of your code gains {gain}: {what}.",)
