@@ -1,6 +1,6 @@
-"""The search: configurations of the space are tried as the throughput model proposes them, by expected improvement
-(`model.answers`) after the user's own settings, until nothing more is worth a trial, or the time left is needed for the
-final. Pure: `study` drives it.
+"""The search: the user's own settings are tried first, then what the throughput model proposes, by expected improvement
+(`model.answers`). It ends when nothing more is worth a trial, or when the final needs the time left. Pure: `study`
+drives it.
 """
 
 import math

@@ -7,7 +7,7 @@ import pytest
 from page_rig import config, of_script
 
 from loadtune import export
-from loadtune.records.config import LoaderConfig, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.report.page import page_view
 from loadtune.report.script import script_lines, with_arguments
 
@@ -94,3 +94,11 @@ def test_page_and_exports_say_the_same_and_build_no_model() -> None:
     assert all(f"# {line}\n" in text for line in typed)
     assert "make_optimizer" not in text
     assert "RECIPE = {\n    'precision': 'fp16',\n}" in export(result, "python")
+
+
+def test_an_autocast_of_the_scripts_own_that_is_switched_off_is_the_one_to_enable() -> None:
+    answer = TrialConfig(loader=OWN, recipe=Recipe(precision="bf16", memory_format="channels_last"))
+    assert lines("python t.py", answer, own_precision="fp32", autocast_places=("/home/me/train.py:48",)) == [
+        "# train.py:48: enable this autocast, with dtype=torch.bfloat16",
+        "model = model.to(memory_format=torch.channels_last)  # before the loop",
+    ]
