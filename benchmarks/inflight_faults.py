@@ -294,7 +294,7 @@ def stderr_is_closed(job):
     for owner, names in {
         tuner.Tuner: ("open", "begin", "before_step", "after_step", "end", "_look", "_delivering"),
         tuner: ("SwitchingIterator", "Steps", "Trust", "WatchedSampler"),
-        iterator: ("_tuner_of", "_place", "reason_against"),
+        iterator: ("_tuner_of", "place_of", "reason_against"),
         words: ("say",), readings: ("batch_size", "read_free"),
     }.items()
     for name in names
@@ -551,7 +551,7 @@ def run(name, log_path, tuned):
         hook.install()
         iterator.Tuner = Switched
         Switched.switches = {(0, AT): OTHERS}
-        iterator._place = lambda frame: "loop"
+        iterator.place_of = lambda frame: "loop"
         pool.HANG_S = pool.READY_LIMIT_S = 0.7
     FAULTS[name](job)
 

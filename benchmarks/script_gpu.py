@@ -139,9 +139,10 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "
 print("trained an epoch", flush=True)
 """
 AS_IT_WAS = "128:4:fp32"
-BY_HAND = ("128:16:fp32", "256:16:bf16", "256:16:bf16:channels-last", "512:16:bf16:channels-last")
+FAST = "16:bf16:channels-last"
+BY_HAND = ("128:16:fp32", "128:16:bf16", "256:16:bf16", f"128:{FAST}", f"256:{FAST}", f"512:{FAST}")
 """BATCH:WORKERS:PRECISION[:flags], as people type them on 16 cores."""
-LIMITS = ("512:16:bf16:channels-last:tensor", "512:2:bf16:channels-last:tensor:resident")
+LIMITS = (f"512:{FAST}:tensor", "512:2:bf16:channels-last:tensor:resident")
 SMALL = {"128": "32", "256": "48", "512": "64", "16": "2", "14": "1", "4": "1", "bf16": "fp32", "fp16": "fp32"}
 
 

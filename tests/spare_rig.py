@@ -125,8 +125,8 @@ def spare(trouble=None, method=None, indices=range(64), **of_loader):
 def below(pid: int) -> set[int]:
     """Processes that this one started, and theirs."""
     children = set[int]()
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
+    with suppress(OSError):  # it may end meanwhile
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
             children.update(map(int, path.read_text().split()))
     return children.union(*map(below, children))
 

@@ -50,8 +50,12 @@ def memory(arguments: list[str], per_layer: bool, trace: str | None, json: bool,
     """
     given = settings(_STEP, words)
     if trace is not None:
-        if per_layer or not given.keys().isdisjoint(("batch_size", "max_gpu_memory_bytes")):
-            raise UsageError("--trace runs a script; of the other options it takes --json only.")
+        beside = [row.flag for row in _STEP if row.name in given and row.name != "device"] + ["--per-layer"] * per_layer
+        if beside:
+            raise UsageError(
+                f"--trace runs a script, which has its own data, model and settings. Leave {', '.join(beside)} out: "
+                "with --trace only --json and --verbose can be given."
+            )
         _trace(Path(trace), arguments, json=json)
         return
     if arguments:
@@ -62,7 +66,7 @@ def memory(arguments: list[str], per_layer: bool, trace: str | None, json: bool,
     config = check(with_settings(TuneConfig(), given), given)
     chosen = choose_device(read_host(), config.device)
     gpu = chosen if chosen.kind == "cuda" else None
-    if gpu is None and config.device != "cpu":
+    if gpu is None and config.device is None:
         print("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", file=sys.stderr)
     report = _report(config, gpu, per_layer=per_layer)
     show(footprint_view(report), report, json=json)

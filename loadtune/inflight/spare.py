@@ -176,8 +176,9 @@ class Spare:
         with suppress(EOFError, OSError):
             while self._news.poll(0):
                 match self._results.recv():
-                    case (found, self.gpu_busy):
+                    case (found, busy):
                         self.found.append(found)
+                        self.gpu_busy = busy
                     case reason:
                         self.reason = None if reason is None else str(reason)
                         self._is_whole = True

@@ -51,7 +51,8 @@ class Ended:
         logs = {path.name.removeprefix(mode): path.read_text() for path in self.folder.glob(f"{mode}*.log")}
         ended = [path.read_text() for path in (self.folder / f"{mode}.{each}" for each in ("out", "code"))]
         said = (self.folder / f"{mode}.err").read_text().splitlines()
-        said = [re.sub(r"\d+", "#", line) for line in said if not line.startswith("loadtune:")]  # times, process ids
+        # Times and ids of processes differ; a profiler subtracts times.
+        said = [re.sub(r"(?<!\d)-?\d+", "#", line) for line in said if not line.startswith("loadtune:")]
         return logs, ended, said
 
     def switched(self):

@@ -13,6 +13,7 @@ import pytest
 import spare_rig
 from cli_rig import segments
 
+from loadtune.host.gpu import GpuBusy
 from loadtune.inflight import spare as module
 from loadtune.stream.shm_cleanup import is_alive
 
@@ -54,6 +55,13 @@ def ended(spare):
 def test_whatever_the_dataset_does_it_ends_and_is_silent(trouble, found, reason, capfd):
     assert ended(spare_rig.spare(trouble)) == (found, reason)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_the_driver_says_of_the_gpu_comes_along(monkeypatch):
+    monkeypatch.setattr(GpuBusy, "look", lambda self: 0.4)
+    made = spare_rig.spare()
+    assert ended(made) == (["uint8_transfer"], None)
+    assert made.gpu_busy == 0.4
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -94,7 +94,7 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
     assert ended.exit_code == 0
     assert "estimating from tensor shapes" in ended.stderr
     as_wanted = invoke(*SMALL, "--json")
-    assert as_wanted.stderr == ""
+    assert as_wanted.stderr == invoke(*SMALL[:-1], "CPU").stderr == ""
     assert json.loads(as_wanted.stdout)["account"]["estimated"] is True
 
 
@@ -123,7 +123,10 @@ def test_what_cannot_be_used_is_said_with_code_2(words: str, told: str) -> None:
 def test_a_script_is_followed_without_the_options_of_a_step(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text("print('said')\n")
-    assert invoke("--trace", str(script), "--per-layer").exit_code == 2
+    for option in ("--per-layer", "--batch-size 32", "--model resnet18"):
+        refused = invoke("--trace", str(script), *option.split())
+        assert refused.exit_code == 2
+        assert f"Leave {option.split()[0]} out" in refused.stderr
     ended = invoke("--trace", str(script), "--json")
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["lines"] is not None

@@ -2,10 +2,13 @@
 
 import math
 import statistics
+import subprocess
+import sys
 
 import pytest
+from scipy.special import stdtrit
 
-from loadtune.statistics.interval import ALLOWANCE, mean_of_series
+from loadtune.statistics.interval import ALLOWANCE, mean_of_series, t
 
 
 def half_width_fraction(samples: list[float], seconds: list[float]) -> float | None:
@@ -31,3 +34,19 @@ def test_neighbours_that_share_their_luck_widen_the_interval() -> None:
     wide, narrow = (half_width_fraction(order, [1.0] * 8) for order in (together, apart))
     single = 2.365 * statistics.stdev(apart) / math.sqrt(8) / 100
     assert wide > 1.5 * narrow == pytest.approx(1.5 * single * (1 + ALLOWANCE / 8), rel=1e-3)
+
+
+@pytest.mark.parametrize("error", [0.32, 0.05, 0.05 / 3, 1e-3, 1e-5])
+def test_students_quantile_is_scipys(error: float) -> None:
+    for degrees in (*range(1, 40), 99, 1000):
+        assert t(degrees, error) == pytest.approx(stdtrit(degrees, 1 - error / 2), rel=1e-9)
+        assert t(degrees, error, 12) == t(degrees, error / 12)
+
+
+def test_a_look_between_two_steps_of_a_training_imports_nothing() -> None:
+    looks = (
+        "import sys; from loadtune.decide.advice import is_missed; from loadtune.statistics.looks import ratio\n"
+        "before = {*sys.modules}; is_missed([0.9, 0.91, 0.92, 0.93]); ratio([1.0, 1.1, 1.0], [0.9, 0.8, 0.9])\n"
+        "assert {*sys.modules} == before, {*sys.modules} - before"
+    )
+    subprocess.run([sys.executable, "-c", looks], check=True, timeout=60)
