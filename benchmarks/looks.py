@@ -28,11 +28,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loadtune.final.winner import Verdict
+from loadtune.decide.final import LOOKS as ROUNDS
+from loadtune.decide.final import Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Attempt
-from loadtune.search.search import LOOKS as ROUNDS
 from loadtune.statistics import looks
 from loadtune.statistics.looks import LOOKS, bracket, ratio
 

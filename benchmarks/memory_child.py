@@ -131,12 +131,13 @@ def probe(order: Order, say: Say) -> dict[str, object]:
 
 def _ceiling(training: Any, cell: Cell, facts: Any) -> Any:
     """The call that is measured."""
-    from loadtune.limits.memory import MemoryProbe
+    from loadtune.decide.ceiling import MemoryProbe
     from loadtune.records.config import Recipe
+    from loadtune.seams import drive
 
     recipe = Recipe(precision=cell.precision, memory_format=cell.memory_format, fused_optimizer=True)
     caps: Any = {"dataset": facts.dataset_length} | ({} if cell.cap is None else {"cap": cell.cap})
-    return MemoryProbe(training, recipe, caps, smallest=facts.min_batch_size).verify()
+    return drive(MemoryProbe(recipe, caps, smallest=facts.min_batch_size).verify(), training.try_batch)
 
 
 if __name__ == "__main__":

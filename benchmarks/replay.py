@@ -30,14 +30,14 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from tables import Table
 
+from loadtune.decide.search import Search, model_job
+from loadtune.decide.space import SearchSpace
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel, points_at, segments_of
 from loadtune.model.resources import COMPUTE, PRIORS, prior_of
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Trial, measured_of
-from loadtune.search.sampler import SearchStudy, ThroughputSampler
-from loadtune.search.search import Search, model_job
-from loadtune.search.space import SearchSpace
+from loadtune.run.sampler import SearchStudy, ThroughputSampler
 
 TABLES = Path(__file__).parent / "measured"
 CONFIRMED, FINALISTS = 3, 4

@@ -26,17 +26,18 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
+from loadtune.decide.bounds import fits_host
+from loadtune.decide.segment import Segment
+from loadtune.decide.space import SearchSpace
 from loadtune.host.machine import choose_device, machine_probes, read_host
 from loadtune.host.telemetry import Sampler
-from loadtune.limits.memory import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window
 from loadtune.records.telemetry import Telemetry
-from loadtune.run.measure import Run, Segment
+from loadtune.run.calibration import calibrate, search_space, start
+from loadtune.run.measure import Run
 from loadtune.run.state import State
-from loadtune.search.calibration import calibrate, search_space, start
-from loadtune.search.space import SearchSpace
 from loadtune.training.client import TrainingClient
 
 SIZES = (16, 64, 256, 1024)

@@ -1,7 +1,7 @@
-"""The seams: what the deciding code needs from the world."""
+"""The seams: what the deciding code needs from the world, and how what it asks for is done."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Generator
+from typing import Protocol, TypeVar
 
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
@@ -9,6 +9,10 @@ from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.records.telemetry import Progress, Telemetry
+
+Action = TypeVar("Action")
+Outcome = TypeVar("Outcome")
+Answer = TypeVar("Answer")
 
 Watch = Callable[[Window], bool]
 """Told each window as it ends; True: go on, False: enough."""
@@ -57,3 +61,14 @@ class Training(Protocol):
 
         One answer for each name, in their order.
         """
+
+
+def drive(decider: Generator[Action, Outcome, Answer], do: Callable[[Action], Outcome]) -> Answer:
+    """Do what a decider asks for, one action after another, and tell it what came of each. Returns what it decides."""
+    try:
+        action = next(decider)
+        while True:
+            action = decider.send(do(action))
+    except StopIteration as end:
+        decided: Answer = end.value
+        return decided

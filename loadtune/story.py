@@ -4,18 +4,18 @@ from contextlib import suppress
 from dataclasses import replace
 
 from loadtune.changes.stack import Stack
+from loadtune.decide.search import Search, model_job
 from loadtune.errors import OutOfTimeError, ResultError
-from loadtune.final.confirmation import confirmation
 from loadtune.model.answers import bottleneck
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.result import Finalist, Result, finalist_of
 from loadtune.report.notes import cached_text, cautions, growth_text, line
 from loadtune.report.page import PAGE_FILE, write_page
+from loadtune.run.calibration import calibrate, restore, search_space, start, verify_memory
+from loadtune.run.confirmation import confirmation
 from loadtune.run.measure import Run
 from loadtune.run.state import Journal, State
-from loadtune.search.calibration import calibrate, restore, search_space, start, verify_memory
-from loadtune.search.search import Search, model_job
-from loadtune.search.study import changes, hung, study
+from loadtune.run.study import changes, hung, study
 from loadtune.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, write_result
 from loadtune.units import seconds_text
 

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.api.objects import Job, is_loader, job_of, pack_job, refuse_recursion
 from loadtune.api.options import check, checked, python_names, whole
+from loadtune.decide.baseline import problems
+from loadtune.decide.bounds import caps_of
+from loadtune.decide.ceiling import MemoryProbe, verifying_seconds
 from loadtune.errors import UsageError, one_of
 from loadtune.host.machine import choose_device, read_host
-from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
 from loadtune.records.config import PRECISIONS, Precision, Recipe, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import MemoryCeiling
-from loadtune.search.baseline import problems
+from loadtune.seams import drive
 from loadtune.training.client import TrainingClient
 
 if TYPE_CHECKING:
@@ -91,10 +93,10 @@ def find_batch_size(
                 smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
                 scout = training.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
                 step_s = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
-            probe = MemoryProbe(training, recipe, caps, smallest=facts.smallest_batch, step_s=step_s)
-            found = probe.bound()
+            probe = MemoryProbe(recipe, caps, smallest=facts.smallest_batch, step_s=step_s)
+            found = drive(probe.bound(), training.try_batch)
             if chosen.kind != "cpu" or verifying_seconds(found) <= VERIFY_S:
-                found = probe.verify()
+                found = drive(probe.verify(), training.try_batch)
             return replace(found, capacity_bytes=facts.memory_capacity_bytes)
 
 

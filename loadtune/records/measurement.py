@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtune.errors import WorkloadError
+from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.loading import LoadingStep
@@ -114,6 +114,14 @@ def raise_for_the_user(outcome: object) -> None:
     """Raise WorkloadError for a failure of the user's own code: it would fail in every other trial, too."""
     if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
         raise WorkloadError(f"{outcome.message.rstrip('.')}. Correct it, and run again.", outcome.log_tail or None)
+
+
+def nothing_fits(problem: str, failure: TrialFailure) -> NothingFitsError:
+    """With what to do about that."""
+    return NothingFitsError(
+        f"Even the smallest batch {problem}: {failure.message.rstrip('.')}. "
+        "Free memory, choose another device with --device, or use a smaller model or --image-size."
+    )
 
 
 def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:

@@ -5,7 +5,8 @@ the answer, in whole sentences. Without these a configuration would be missing a
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median_low
 
-from loadtune.final.winner import Verdict
+from loadtune.decide.baseline import ASSUMED_BATCH
+from loadtune.decide.final import Verdict
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
@@ -24,7 +25,6 @@ from loadtune.report.wording import (
     unconfirmed_text,
 )
 from loadtune.run.state import State
-from loadtune.search.baseline import ASSUMED_BATCH
 from loadtune.units import bytes_text, counted, percent_text, rate_text, seconds_text
 
 SKIPPED = 0.1

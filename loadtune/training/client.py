@@ -15,11 +15,17 @@ from typing import TypeVar
 from loadtune.errors import LoadtuneError, OutOfTimeError, TrainingError, WorkloadError
 from loadtune.host.processes import RamGuard
 from loadtune.host.usable import read_oom_kills
-from loadtune.limits.recipe import nothing_fits
 from loadtune.records.config import LiveObjects, LoaderConfig, Precision, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.loading import Examined
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window, raise_for_the_user
+from loadtune.records.measurement import (
+    ComputePoint,
+    TrainingRun,
+    TrialFailure,
+    Window,
+    nothing_fits,
+    raise_for_the_user,
+)
 from loadtune.records.memory import BatchTry, FitReport, StepAccount
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text

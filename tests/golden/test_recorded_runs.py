@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtune import load_result
-from loadtune.final.winner import Verdict
+from loadtune.decide.final import Verdict
 from loadtune.records.result import Attempt
 from loadtune.report.terminal_answer import terminal_answer
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtune.decide.search import model_job
 from loadtune.host.machine import choose_device, machine_probes, read_host
 from loadtune.host.telemetry import Sampler
 from loadtune.model.answers import bottleneck
@@ -17,7 +18,6 @@ from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run.measure import Run
 from loadtune.run.state import State
-from loadtune.search.search import model_job
 from loadtune.training.client import TrainingClient
 
 pytestmark = pytest.mark.gpu

@@ -7,9 +7,10 @@ from fakes import GIB, FakeTraining, Surface
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtune.limits.memory import MemoryProbe
+from loadtune.decide.ceiling import MemoryProbe
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.memory import MemoryCeiling
+from loadtune.seams import drive
 
 CLOSE = 0.97
 MOST_PROBES = 6
@@ -56,7 +57,7 @@ def surfaces(draw: st.DrawFn, *, jumps: bool = False, ripples: bool = False, ret
 
 def check(surface: RoughSurface) -> MemoryCeiling:
     """It is within 3% of the largest size below the first that does not fit, or above it, since it was run."""
-    ceiling = MemoryProbe(FakeTraining(surface), Recipe(precision="fp32"), {"dataset": 10**7}).verify()
+    ceiling = drive(MemoryProbe(Recipe(precision="fp32"), {"dataset": 10**7}).verify(), FakeTraining(surface).try_batch)
     fitting = {report.batch_size: report for report in ceiling.probes if report.fits}
     assert ceiling.batch_size in fitting
     assert ceiling.batch_size >= CLOSE * (surface.first_wall() - 1)
@@ -95,5 +96,5 @@ def test_memory_that_jumps_by_up_to_five_per_cent_ripples_or_tries_again(surface
 @given(wall=st.integers(2, 64))
 def test_small_ceilings_are_exact_to_one_sample(wall: int) -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=(wall + 1) * GIB)
-    ceiling = MemoryProbe(FakeTraining(surface), Recipe(precision="fp32"), {"dataset": 10**6}).verify()
+    ceiling = drive(MemoryProbe(Recipe(precision="fp32"), {"dataset": 10**6}).verify(), FakeTraining(surface).try_batch)
     assert wall - 1 <= ceiling.batch_size <= wall

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from loadtune.decide.segment import Segment
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
-from loadtune.run.measure import SEGMENT_S, WINDOW_S, Segment
+from loadtune.run.measure import SEGMENT_S, WINDOW_S
 from loadtune.statistics.rate import samples_per_s
 from loadtune.training.loop import window_ends
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from fakes import Surface, fake_facts, fake_host
 
+from loadtune.decide.search import model_job
 from loadtune.model.answers import bottleneck
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window
 from loadtune.records.result import Bottleneck, Finalist, Trial
-from loadtune.search.search import model_job
 from loadtune.statistics.interval import Interval
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")

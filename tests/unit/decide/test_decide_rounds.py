@@ -6,12 +6,10 @@ import pytest
 from fakes import FakeClock
 from study_rig import RUN_S, measured
 
-from loadtune.final.rounds import Final
-from loadtune.final.winner import Verdict
+from loadtune.decide.final import LOOKS, Final, Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
-from loadtune.search.search import LOOKS
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
 FAILURE = TrialFailure(kind="crash", phase="training", message="")

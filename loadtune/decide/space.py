@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from loadtune.decide.recipe import SMALL
 from loadtune.errors import UsageError
-from loadtune.limits.recipe import SMALL
 from loadtune.model.workers import most_by_cores
 from loadtune.records.config import Dimension, LoaderConfig, Precision, Recipe, Setting, TrialConfig, TuneConfig
 from loadtune.records.facts import WorkloadFacts
@@ -92,24 +92,6 @@ class SearchSpace:
         near = self.nearest(config)
         loader = replace(config.loader, persistent_workers=near.loader.persistent_workers)
         return near == replace(config, loader=loader)
-
-
-def size(config: TrialConfig) -> tuple[int, int]:
-    """What a configuration costs a user: workers first, then batch."""
-    return config.loader.num_workers, config.batch_size
-
-
-NEAR = 0.95
-"""Rates within 5% are near each other: means of two segments of one setting differ by more (6%)."""
-
-
-def roomiest(rates: Mapping[TrialConfig, float], compute_per_s: Mapping[TrialConfig, float]) -> list[TrialConfig]:
-    """Of configurations with these throughputs those that leave the device the most headroom: their compute-only rates
-    are the highest. All, where these are not known."""
-    most = 2.0 * max(rates.values(), default=0.0)  # no change of the code was seen to gain more (1.95)
-    rooms = {config: min(most, compute_per_s.get(config, 0.0)) for config in rates}
-    least = NEAR * max(rooms.values(), default=0.0)
-    return [config for config, room in rooms.items() if room >= least]
 
 
 def worker_grid(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:

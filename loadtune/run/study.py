@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 from loadtune.changes import Situation
 from loadtune.changes.stack import EXAMINE_S, OF_LEFT, Stack
-from loadtune.limits.memory import fits_host, shm_refusal
+from loadtune.decide.bounds import fits_host, shm_refusal
+from loadtune.decide.final import MIN_RUNS
+from loadtune.decide.search import Search, model_job, rules_out
+from loadtune.decide.space import EPOCH_STEPS, SearchSpace, largest_batches
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import raise_for_the_user
 from loadtune.records.result import Failed, Remedies, Trial
 from loadtune.run.measure import Run
 from loadtune.run.state import Resumable
-from loadtune.search.search import MIN_RUNS, Search, model_job, rules_out
-from loadtune.search.space import EPOCH_STEPS, SearchSpace, largest_batches
 from loadtune.store import STUDY_FILE
 from loadtune.units import counted, seconds_text
 
 if TYPE_CHECKING:
-    from loadtune.search.sampler import SearchStudy, ThroughputSampler
+    from loadtune.run.sampler import SearchStudy, ThroughputSampler
 
 CODE_TRIALS = 2
 """With changes of the code, beyond those of the settings."""
@@ -36,7 +37,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack | 
     """Search the space; the user's own loader settings come first. Returns what was learned. ``stack``: the changes of
     the code that the space has."""
     # Late: half a second that the training's start hides.
-    from loadtune.search.sampler import SearchStudy, ThroughputSampler
+    from loadtune.run.sampler import SearchStudy, ThroughputSampler
 
     state, journal, trials = run.state, run.journal, run.state.trials
     with journal.stage("changes" if searched.codes else "study"):

@@ -7,17 +7,21 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from loadtune.decide.baseline import assumed_settings, baseline, problems, with_facts
+from loadtune.decide.bounds import caps_of
+from loadtune.decide.ceiling import MemoryProbe, verifying_seconds
+from loadtune.decide.final import LOOKS
+from loadtune.decide.recipe import LARGE, Recipes
+from loadtune.decide.search import FEWEST_RUNS, Search
+from loadtune.decide.segment import FEWEST_STEPS, WARM_STEPS
+from loadtune.decide.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
-from loadtune.limits.memory import MemoryProbe, caps_of, verifying_seconds
-from loadtune.limits.recipe import LARGE, Recipes
 from loadtune.records.config import Precision
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
-from loadtune.run.measure import FEWEST_STEPS, WARM_STEPS, Run
+from loadtune.run.measure import Run
 from loadtune.run.state import Resumable, read_run
-from loadtune.search.baseline import assumed_settings, baseline, problems, with_facts
-from loadtune.search.search import FEWEST_RUNS, LOOKS, Search
-from loadtune.search.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
+from loadtune.seams import drive
 from loadtune.store import RESULT_FILE, load_result
 from loadtune.units import counted, seconds_text
 
@@ -49,9 +53,9 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, MemoryProbe]
     if state.compute_points:
         return {}
     with journal.stage("calibrate"):
-        recipes = Recipes(training=run.training, facts=facts, config=state.config)
+        recipes = Recipes(facts=facts, config=state.config)
         recipes.spare_s = lambda: budget.measuring_s - FEWEST_RUNS * _shortest_s(run, recipes)
-        recipes.choose()
+        drive(recipes.choose(), lambda asked: run.training.time_compute(*asked))
         state.recipes = tuple(recipes.choices)
         journal.note(*recipes.notes)
         for choice in state.recipes:
@@ -93,9 +97,9 @@ def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> Memor
     """Find the memory ceiling of a recipe: predicted; verified where the user named a size that is above the safe one.
     And the compute curve: ``point``, by which the recipe was chosen, and the steps of the sizes that the probe ran."""
     state, journal, probe = run.state, run.journal, _probe(run, facts, point)
-    found = probe.bound()
+    found = drive(probe.bound(), run.training.try_batch)
     if max(state.config.named_batch_sizes, default=0) > found.safe_batch_size:
-        found = probe.verify()
+        found = drive(probe.verify(), run.training.try_batch)
     state.ceilings.append(replace(found, capacity_bytes=facts.memory_capacity_bytes))
     journal.tell(found)
     ended_s, curve = run.budget.clock(), [point]
@@ -114,7 +118,7 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     follow from the line through smaller ones, which costs no step of minutes where a CPU trains."""
     step_s, large = {point.batch_size: point.quickest_step_s}, LARGE * point.batch_size
     caps = caps_of(facts, run.state.config.max_batch_size, run.host_now())
-    return MemoryProbe(run.training, point.recipe, caps, smallest=facts.smallest_batch, step_s=step_s, large=large)
+    return MemoryProbe(point.recipe, caps, smallest=facts.smallest_batch, step_s=step_s, large=large)
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mapping[Precision, MemoryProbe]) -> None:
@@ -138,7 +142,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search, probes: Mappin
         choice = next(each for each in state.recipes if each.chosen.precision == precision)
         probe = probes.get(predicted.precision) or _probe(run, facts, choice.point)
         try:
-            ceiling = replace(probe.verify(), capacity_bytes=facts.memory_capacity_bytes)
+            ceiling = replace(drive(probe.verify(), run.training.try_batch), capacity_bytes=facts.memory_capacity_bytes)
         except (WorkloadError, TrainingError) as error:
             journal.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
             return

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from loadtune.changes.stack import Stack
-from loadtune.limits.memory import prefetch_bytes
+from loadtune.decide.bounds import prefetch_bytes
+from loadtune.decide.final import LOOKS, MIN_RUNS, NEAR, roomiest, size
+from loadtune.decide.segment import expected_seconds
+from loadtune.decide.space import SearchSpace
 from loadtune.model.answers import ENOUGH, HELD, of_segment, propose
 from loadtune.model.fit import ThroughputModel, points_at, segments_of
 from loadtune.model.resources import PRIORS, Array, Job, compute_s
@@ -19,18 +22,10 @@ from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import GAIN, SAME, ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Trial, measured_of
-from loadtune.run.measure import expected_seconds
-from loadtune.search.space import NEAR, SearchSpace, roomiest, size
 from loadtune.statistics.interval import Interval
 
 MOST = 400
 """Configurations that a proposal weighs: those with the highest predicted throughput that can be tried in time."""
-
-LOOKS = (3, 5, 8)
-"""Rounds of the final after which its figures are looked at; the last is the end."""
-
-MIN_RUNS = 2
-"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
 
 OTHERS = 2
 """Contestants of a usual final beside those that are in every one."""

@@ -7,11 +7,13 @@ from fakes import GIB, FakeTraining, Surface, fake_host
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtune.decide.bounds import fits_host, prefetch_bytes
+from loadtune.decide.ceiling import MemoryProbe
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.limits.memory import MemoryProbe, fits_host, prefetch_bytes
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
+from loadtune.seams import drive
 
 RECIPE = Recipe(precision="fp32")
 
@@ -32,7 +34,7 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
             return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak) if report.fits else report
 
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=101 * GIB)
-    ceiling = MemoryProbe(Untold(surface), RECIPE, {"dataset": 10**6}).verify()
+    ceiling = drive(MemoryProbe(RECIPE, {"dataset": 10**6}).verify(), Untold(surface).try_batch)
     assert 90 <= ceiling.batch_size <= 100
     assert ceiling.safe_batch_size < ceiling.batch_size
 
@@ -57,16 +59,46 @@ def fails_from(first: int, kind: FailureKind) -> FakeTraining:
     return training
 
 
+BIG = (GIB, 0.1 * GIB, 101 * GIB)
+LINE = [32, 262]
+TABLE = {
+    "two sizes predict": (line(*BIG), {}, LINE, [], (980, 930, "memory")),
+    "what they predict is run": (line(*BIG), {}, LINE, [980, 930], (980, 930, "memory")),
+    "a cap below is run at once": (line(*BIG), {"cap": 64}, [16], [64], (64, 64, "cap")),
+    "a cap above them": (line(*BIG), {"cap": 640}, LINE, [640], (640, 640, "cap")),
+    "small ones are found by halving": (line(GIB, GIB, 10 * GIB), {}, [32, 16, 8, 4], [9, 8], (9, 8, "memory")),
+    "something else fails": (fails_from(64, "unsupported"), {}, [32, 349], [190, 111, 71, 25], (32, 25, "failure")),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_which_sizes_are_asked_for(name: str) -> None:
+    """Those of the line, then those that are verified; and both ceilings with what limits them."""
+    training, caps, of_line, verified, answer = TABLE[name]
+    asked: list[BatchTry] = []
+
+    def do(each: BatchTry) -> FitReport:
+        asked.append(each)
+        return training.try_batch(each)
+
+    probe = MemoryProbe(RECIPE, {"dataset": 10**6, **caps})
+    found = drive(probe.verify() if verified else probe.bound(), do)
+    assert (found.batch_size, found.safe_batch_size, found.limit, found.verified) == (*answer, bool(verified))
+    assert [(each.batch_size, each.verify) for each in asked] == [
+        *((size, False) for size in of_line),
+        *((size, True) for size in verified),
+    ]
+
+
 @pytest.mark.parametrize(
     ("first", "kind", "limit", "sizes"),
     [
-        (64, "unsupported", "failure", range(32, 64)),
         (64, "crash", "failure", range(32, 64)),
         (2, "oom", "memory", range(1, 2)),
     ],
 )
 def test_a_wall_is_called_what_it_is(first: int, kind: FailureKind, limit: str, sizes: range) -> None:
-    ceiling = MemoryProbe(fails_from(first, kind), RECIPE, {"dataset": 10**6}).verify()
+    ceiling = drive(MemoryProbe(RECIPE, {"dataset": 10**6}).verify(), fails_from(first, kind).try_batch)
     assert ceiling.batch_size in sizes
     assert 1 <= ceiling.safe_batch_size <= ceiling.batch_size
     assert ceiling.limit == limit
@@ -75,31 +107,32 @@ def test_a_wall_is_called_what_it_is(first: int, kind: FailureKind, limit: str, 
 
 def test_where_no_size_trains_a_way_out_is_named_that_fits_the_reason() -> None:
     with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
-        MemoryProbe(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100}).verify()
+        drive(MemoryProbe(RECIPE, {"dataset": 100}).verify(), line(7e9, 1e6, 6e9).try_batch)
     with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained in fp32: no such kernel") as raised:
-        MemoryProbe(fails_from(1, "crash"), RECIPE, {"dataset": 100}).verify()
+        drive(MemoryProbe(RECIPE, {"dataset": 100}).verify(), fails_from(1, "crash").try_batch)
     assert not isinstance(raised.value, NothingFitsError)
     assert raised.value.user_traceback == "its last words"
 
 
 def test_a_bound_runs_two_sizes_and_predicts_what_a_run_then_verifies() -> None:
     training = line(GIB, 87e6, 139 * GIB)
-    probe = MemoryProbe(training, RECIPE, {"dataset": 10**6})
-    bound = probe.bound()
+    probe = MemoryProbe(RECIPE, {"dataset": 10**6})
+    bound = drive(probe.bound(), training.try_batch)
     assert not bound.verified
     assert [report.batch_size for report in bound.probes] == [size for _, size in training.requests]
     assert len(bound.probes) == 2
-    verified = probe.verify()
+    verified = drive(probe.verify(), training.try_batch)
     assert verified.verified
     assert verified.probes[:2] == bound.probes  # not run again
-    assert verified == MemoryProbe(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6}).verify()
+    assert verified == drive(MemoryProbe(RECIPE, {"dataset": 10**6}).verify(), line(GIB, 87e6, 139 * GIB).try_batch)
     assert (verified.batch_size, verified.safe_batch_size) == (bound.batch_size, bound.safe_batch_size)
 
 
 @given(fixed=st.floats(1e6, 5e9), per_sample=st.floats(1e4, 5e8), budget=st.floats(6e9, 150e9))
 def test_a_bound_keeps_the_margins_of_a_ceiling_that_is_run(fixed: float, per_sample: float, budget: float) -> None:
     training = line(fixed, per_sample, budget)
-    bound, largest = MemoryProbe(training, RECIPE, {"dataset": 10**8}).bound(), training.surface.largest_batch("fp32")
+    bound = drive(MemoryProbe(RECIPE, {"dataset": 10**8}).bound(), training.try_batch)
+    largest = training.surface.largest_batch("fp32")
     if bound.verified:
         return
     assert all(report.batch_size < bound.batch_size for report in bound.probes if report.fits)
@@ -111,7 +144,7 @@ def test_a_bound_keeps_the_margins_of_a_ceiling_that_is_run(fixed: float, per_sa
 
 @pytest.mark.parametrize("cap", [1, 64])
 def test_a_cap_that_the_runs_of_the_line_decide_is_verified(cap: int) -> None:
-    bound = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"cap": cap}).bound()
+    bound = drive(MemoryProbe(RECIPE, {"cap": cap}).bound(), line(GIB, 1e6, 139 * GIB).try_batch)
     assert bound.verified
     assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (cap, cap, "cap")
     assert len(bound.probes) <= 2

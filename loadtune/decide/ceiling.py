@@ -6,20 +6,16 @@ Every size that a verified ceiling names was run. What the host's memory allows 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from loadtune.decide.forecast import Forecast, forecast_from
+from loadtune.decide.recipe import STEP_S
 from loadtune.errors import WorkloadError
-from loadtune.limits.forecast import Forecast, forecast_from
-from loadtune.limits.recipe import STEP_S, nothing_fits
-from loadtune.model.workers import RAM_SHARE, SHM_SHARE
-from loadtune.records.config import LoaderConfig, Recipe
-from loadtune.records.facts import HostFacts, WorkloadFacts
-from loadtune.records.measurement import raise_for_the_user
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import nothing_fits, raise_for_the_user
 from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
-from loadtune.seams import Training
-from loadtune.units import bytes_text, counted
 
 MAX_PROBES, MAX_LINE = 6, 3
 """Sizes that are run, from the first that fits on, and how many of them for the line. Four and two are the rule; one is
@@ -36,9 +32,6 @@ THIRD, VISIBLE = 0.3, 0.1
 """Share of the budget that a further size of the line may fill, and by which memory has to have grown for its slope to
 be believed. The farther apart the sizes, the less a jump or a ripple bends the line."""
 
-SURE = 0.95
-"""Of the size that is sure to fit, as n times the batch takes at most n times the memory."""
-
 LEAN, STEP_BACK, WORTH = 0.98, 0.97, 1.005
 """Of the size a line or a forecast ends at, which on an H200 was 0.98 to 1.01 of the truth; of a size that failed; and
 times as large as another, for a size to be worth a run."""
@@ -48,8 +41,15 @@ LEAST = 0.8
 one more run is left to find a safe size."""
 
 ROOM = 0.95
-"""Of the memory at the hard ceiling, at most, for a size to be used for hours. The 5% are for what a few steps do not
-show: other libraries' buffers, an evaluation with other sizes, fragmentation that grows."""
+"""Of the memory, at most, for a size to be used for hours, and for one on the way that is sure to fit, as n times the
+batch takes at most n times the memory. The 5% are for what a few steps do not show: other libraries' buffers, an
+evaluation with other sizes, fragmentation that grows."""
+
+
+R = TypeVar("R")
+
+Tries = Generator[BatchTry, FitReport, R]
+"""Asks for sizes to be run, is sent the report of each, and returns what they say."""
 
 
 class Line(NamedTuple):
@@ -68,7 +68,6 @@ class Line(NamedTuple):
 class MemoryProbe:
     """The largest batch that trains a few steps under `recipe`, what limits it, and the largest that is safe."""
 
-    training: Training
     recipe: Recipe
     caps: Mapping[CeilingLimit, int]
     """The other bounds on the batch size, each at least `smallest`."""
@@ -96,38 +95,37 @@ class MemoryProbe:
     _end: int | None = None
     """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
 
-    def bound(self) -> MemoryCeiling:
-        """Run the sizes of the line and predict both ceilings; verified where the runs themselves decide it. Raises
+    def bound(self) -> Tries[MemoryCeiling]:
+        """Ask for the sizes of the line and predict both ceilings; verified where the runs themselves decide it. Raises
         NothingFitsError where not even the smallest size fits, WorkloadError where the step fails by itself."""
-        self._run_line()
+        yield from self._run_line()
         hard = self._next_hard()
         if hard is None or self._end is None:
-            return self.verify()
+            return (yield from self.verify())
         return self._ceiling(hard, max(self.smallest, self._safe_below(hard)), verified=False)
 
-    def verify(self) -> MemoryCeiling:
-        """Run sizes, after those that were run already, until both ceilings are among them. Raises as `bound` does."""
-        self._run_line()
+    def verify(self) -> Tries[MemoryCeiling]:
+        """Ask for sizes, after those that ran already, until both ceilings are among them. Raises as `bound` does."""
+        yield from self._run_line()
         while self._num_left > 0:
             hard = self._next_hard() if self._num_left > 1 else None
             if (size := hard or self._next_safe()) is None:
                 break
-            self._run(size, verify=True)
+            yield from self._run(size, verify=True)
         failed = {report.batch_size for report in self._reports if not report.fits}
         standing = [report.batch_size for report in self._fitting if report.batch_size not in failed]
         standing = standing or [report.batch_size for report in self._fitting]  # each failed when it was verified
         return self._ceiling(standing[-1], self._largest_comfortable or standing[0])
 
-    def _run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> bool:
+    def _run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> Tries[bool]:
         """Whether this size fits; verified with the dataset's last partial batch, where there is one that trains.
         Raises WorkloadError for a failure that no smaller batch would mend."""
         length = self.caps.get("dataset", 0)
         left = length % batch_size
         partial = left if verify and left >= self.smallest and batch_size < length else None
-        asked = BatchTry(
+        report = yield BatchTry(
             recipe=self.recipe, batch_size=batch_size, trace=trace, verify=verify, partial_batch_size=partial
         )
-        report = self.training.try_batch(asked)
         allocations, report = report.allocations, replace(report, allocations=None)
         raise_for_the_user(report.failure)
         self._reports.append(report)
@@ -216,12 +214,12 @@ class MemoryProbe:
         quick = STEP_S * max(size / took_s for size, took_s in self.step_s.items())
         return min(self._cap, max(2 * self.smallest, int(quick)))
 
-    def _run_line(self) -> None:
+    def _run_line(self) -> Tries[None]:
         """Run sizes until memory has visibly grown: a line or a forecast needs it. The cap is the answer if it fits."""
         if self._reports:
             return
         size = max(self.smallest, min(LOW, self._quick_cap() // 4))
-        while not self._run(size, trace=True):
+        while not (yield from self._run(size, trace=True)):
             if size == self.smallest:
                 report = self._reports[-1]
                 assert report.failure is not None
@@ -231,7 +229,7 @@ class MemoryProbe:
                 raise WorkloadError(f"{what}: {report.failure.message.rstrip('.')}.", report.failure.log_tail or None)
             size = max(self.smallest, size // 2)
         while self._num_left > MAX_PROBES - MAX_LINE and (next_size := self._next_of_line()) is not None:
-            if not self._run(next_size, trace=True, verify=next_size == self._cap):
+            if not (yield from self._run(next_size, trace=True, verify=next_size == self._cap)):
                 break
 
     def _next_of_line(self) -> int | None:
@@ -251,7 +249,7 @@ class MemoryProbe:
         if peak - (first.peak_bytes or 0) >= VISIBLE * budget or self._forecast is not None:
             return 0
         per_sample = peak / base if self._line is None else self._line.slope
-        sure, fits = (base + share * (budget - peak) / per_sample for share in (SURE, 1.0))
+        sure, fits = (base + share * (budget - peak) / per_sample for share in (ROOM, 1.0))
         size = min(max(TIMES * base, self.large, base + THIRD * budget / per_sample), sure)
         return int(max(size, min(base + 1, fits)))
 
@@ -308,48 +306,3 @@ def verifying_seconds(ceiling: MemoryCeiling) -> float:
     """Expected of verifying a predicted one, by the largest size that was run."""
     largest = max((probe for probe in ceiling.probes if probe.fits), key=lambda probe: probe.batch_size)
     return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
-
-
-def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
-    """Bytes of the batches in flight: those asked for ahead, and one in the making per worker."""
-    return (loader.num_prefetched + loader.num_workers) * loader.batch_size * sample_bytes
-
-
-def caps_of(facts: WorkloadFacts, max_batch_size: int | None, host: HostFacts) -> dict[CeilingLimit, int]:
-    """Limits of the batch size other than the device's memory. The host has to hold a batch once, as a loader without
-    workers or pinning makes it. The smallest that trains is tried anyway."""
-    caps: dict[CeilingLimit, int | None] = {"dataset": facts.dataset_length, "cap": max_batch_size}
-    if facts.fixed_batch_size is not None:
-        caps = {"fixed": facts.fixed_batch_size}
-    held = int(RAM_SHARE * host.ram_available_bytes / max(1, facts.sample_bytes))
-    caps["host_memory"] = max(facts.smallest_batch, held)
-    return {limit: size for limit, size in caps.items() if size is not None}
-
-
-def fits_host(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> bool:
-    """Whether RAM and /dev/shm can hold this configuration's batches in flight.
-
-    Where batches are pinned, a page-locked copy may stand for each of those asked for ahead. PyTorch rounds page-locked
-    blocks up to a power of two: up to twice the batch.
-    """
-    needed = prefetch_bytes(loader, sample_bytes)
-    if loader.pin_memory:
-        batch_bytes = loader.batch_size * sample_bytes
-        num_pinned = loader.num_prefetched + 2  # beside the batches in flight one being filled, one being copied
-        needed = num_pinned * (1 << (batch_bytes - 1).bit_length()) + loader.num_workers * batch_bytes
-    return needed <= RAM_SHARE * host.ram_available_bytes and shm_refusal(loader, sample_bytes, host) is None
-
-
-def shm_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
-    """Why its workers do not fit into /dev/shm, and what to do about that. None: they do, or there are none."""
-    needed, free = prefetch_bytes(loader, sample_bytes), host.shm_free_bytes
-    if loader.num_workers == 0 or free is None or needed <= SHM_SHARE * free:
-        return None
-    size, workers = math.ceil(needed / SHM_SHARE / 2**30), counted(loader.num_workers, "worker")
-    remedy = f"Start the container with --shm-size={size}g, or enlarge it: mount -o remount,size={size}g /dev/shm."
-    if not host.shm_total_bytes:
-        return f"Workers need a /dev/shm, which is missing or read-only here. {remedy}"
-    return (
-        f"{workers} at batch size {loader.batch_size} may need {bytes_text(needed)} of /dev/shm, of which "
-        f"{bytes_text(SHM_SHARE * free)} can be used. {remedy}"
-    )

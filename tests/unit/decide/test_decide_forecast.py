@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fakes import GIB, FakeTraining
 
-from loadtune.limits.forecast import Forecast, forecast_from
-from loadtune.limits.memory import MemoryProbe
+from loadtune.decide.ceiling import MemoryProbe
+from loadtune.decide.forecast import Forecast, forecast_from
 from loadtune.records.config import Recipe
 from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
+from loadtune.seams import drive
 
 RECORDED: dict[str, Any] = json.loads(
     gzip.decompress((Path(__file__).parents[2] / "data" / "allocations-h200.json.gz").read_bytes())
@@ -102,8 +103,8 @@ class Recorded(FakeTraining):
 @pytest.mark.parametrize("name", ALL)
 def test_a_safe_size_that_two_recorded_sizes_predict_trains(name: str) -> None:
     step_s = {32: 0.2, 160: 1.0}  # no larger size is run
-    probe = MemoryProbe(Recorded(name), Recipe(precision="bf16"), {"cap": 10**7}, step_s=step_s)
-    ceiling = probe.bound()
+    probe = MemoryProbe(Recipe(precision="bf16"), {"cap": 10**7}, step_s=step_s)
+    ceiling = drive(probe.bound(), Recorded(name).try_batch)
     hard, safe = ceiling.batch_size, ceiling.safe_batch_size
     assert 0.9 * hard < safe < hard
     fitting = [size for size, reserved_gib, _ in RECORDED[name]["measured"] if reserved_gib is not None]

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from fakes import FakeTraining, Surface, fake_facts, fake_host
 
+from loadtune.decide.search import model_job
 from loadtune.model.fit import points_at, segments_of
 from loadtune.model.resources import Job
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window
-from loadtune.search.search import model_job
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 RECIPES = {"fp32": Recipe(), "fp16": Recipe(precision="fp16"), "bf16": Recipe(precision="bf16")}

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from loadtune.limits.recipe import STEP_S, power_of_two_to
+from loadtune.decide.recipe import STEP_S, power_of_two_to
+from loadtune.decide.space import USUAL
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
-from loadtune.search.space import USUAL
 from loadtune.units import counted
 
 ASSUMED_BATCH = 64

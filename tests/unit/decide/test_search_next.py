@@ -6,14 +6,14 @@ import pytest
 from fakes import Surface
 from study_rig import trial
 
+from loadtune.decide import search as search_module
+from loadtune.decide.search import Next, Search
+from loadtune.decide.space import SearchSpace
 from loadtune.model.fit import points_at
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Trial
-from loadtune.search import search as search_module
-from loadtune.search.search import Next, Search
-from loadtune.search.space import SearchSpace
 from loadtune.statistics.interval import Interval
 
 SPACE = SearchSpace(

@@ -5,20 +5,45 @@ from dataclasses import replace
 import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts
 
-from loadtune.limits.recipe import Recipes
+from loadtune.decide.recipe import Recipes
 from loadtune.records.config import Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.seams import drive
 
 
 def choose(training: FakeTraining, precisions=("fp32", "bf16"), optimizer="sgd"):
     config = TuneConfig(workload=WorkloadSpec(optimizer=optimizer), precisions=precisions, time_budget_s=300.0)
-    recipes = Recipes(training=training, facts=fake_facts(training.surface), config=config)
-    recipes.choose()
+    recipes = Recipes(facts=fake_facts(training.surface), config=config)
+    drive(recipes.choose(), lambda asked: training.time_compute(*asked))
     return recipes
 
 
 def by_precision(recipes: Recipes) -> dict[Precision, Recipe]:
     return {choice.chosen.precision: choice.chosen for choice in recipes.choices}
+
+
+PLAIN, LAST, FUSED = Recipe(), Recipe(memory_format="channels_last"), Recipe(fused_optimizer=True)
+BOTH = replace(LAST, fused_optimizer=True)
+CLIMB = [(PLAIN, 2), (PLAIN, 128), (PLAIN, 256), (PLAIN, 256)]
+"""To the moderate batch, by two steps each; there the plain recipe is timed for longer."""
+
+TABLE = {
+    "both pay": (Surface(), 1e9, [*CLIMB, (LAST, 256), (BOTH, 256)], BOTH),
+    "fused does not pay": (Surface(fused_gain=1.0), 1e9, [*CLIMB, (LAST, 256), (BOTH, 256)], LAST),
+    "channels_last does not": (Surface(channels_last_gain=1.0), 1e9, [*CLIMB, (LAST, 256), (FUSED, 256)], FUSED),
+    "no time for changes": (Surface(), -1.0, CLIMB, PLAIN),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_timed_and_what_is_chosen(name: str) -> None:
+    surface, left_s, expected, chosen = TABLE[name]
+    training, asked = FakeTraining(surface, noise=0.0), []
+    config = TuneConfig(workload=WorkloadSpec(optimizer="sgd"), precisions=("fp32",), time_budget_s=300.0)
+    recipes = Recipes(facts=fake_facts(surface), config=config, spare_s=lambda: left_s)
+    drive(recipes.choose(), lambda each: asked.append(each[:2]) or training.time_compute(*each))
+    assert asked == expected
+    assert [choice.chosen for choice in recipes.choices] == [chosen]
 
 
 @pytest.mark.parametrize(("gain", "fused"), [(1.0, {"fp16"}), (0.98, set()), (1.02, {"fp16", "bf16"})])

@@ -8,10 +8,10 @@ import pytest
 from study_rig import trial
 from test_search_next import BASELINE, JOB, SPACE, SURFACE
 
+from loadtune.decide.search import Next, Search
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Trial
-from loadtune.search.sampler import SearchStudy, ThroughputSampler
-from loadtune.search.search import Next, Search
+from loadtune.run.sampler import SearchStudy, ThroughputSampler
 
 
 def tried(config: TrialConfig, number: int, predicted: Next | None = None) -> Trial:

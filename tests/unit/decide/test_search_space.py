@@ -6,10 +6,10 @@ from fakes import Surface, fake_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtune.decide.space import SearchSpace, batch_sizes, worker_counts, worker_grid
 from loadtune.records.config import LoaderConfig, Recipe, TuneConfig, YourSettings
 from loadtune.records.measurement import ComputePoint, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
-from loadtune.search.space import SearchSpace, batch_sizes, worker_counts, worker_grid
 
 
 @given(most=st.integers(0, 300), extra=st.integers(0, 300))

@@ -5,16 +5,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from loadtune.changes.stack import Stack
+from loadtune.decide.final import LOOKS, MIN_RUNS, Final, Verdict
+from loadtune.decide.search import Search
+from loadtune.decide.space import SearchSpace, largest_batches
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.final.rounds import Final
-from loadtune.final.winner import Verdict
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import SAME, ComputePoint, compute_fraction, compute_rate, raise_for_the_user
 from loadtune.records.result import Finalist, Remedies, finalist_of
 from loadtune.run.measure import Run
 from loadtune.run.state import Resumable, State
-from loadtune.search.search import LOOKS, MIN_RUNS, Search
-from loadtune.search.space import SearchSpace, largest_batches
 
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""

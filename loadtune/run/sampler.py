@@ -21,10 +21,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.pool import StaticPool
 
+from loadtune.decide.search import Next, Search
+from loadtune.decide.space import SearchSpace
 from loadtune.records.config import TrialConfig
 from loadtune.records.result import Trial
-from loadtune.search.search import Next, Search
-from loadtune.search.space import SearchSpace
 from loadtune.store import write_whole
 
 STUDY_NAME = "loadtune"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from loadtune.decide.segment import Segment
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
-from loadtune.run.measure import Segment
 
 IN_PROCESS, EIGHT = LoaderConfig(batch_size=10), LoaderConfig(batch_size=10, num_workers=8)
 

@@ -2,14 +2,21 @@
 is probed, so that the study keeps to the loader's dimensions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
-from loadtune.errors import NothingFitsError, WorkloadError
+from loadtune.errors import WorkloadError
 from loadtune.records.config import Precision, Recipe, TuneConfig
 from loadtune.records.facts import WorkloadFacts
-from loadtune.records.measurement import SAME, ComputePoint, RecipeChoice, TrialFailure, raise_for_the_user
-from loadtune.seams import Training
+from loadtune.records.measurement import (
+    SAME,
+    ComputePoint,
+    RecipeChoice,
+    TrialFailure,
+    nothing_fits,
+    raise_for_the_user,
+)
 from loadtune.units import seconds_text
 
 MODERATE_BATCH = 256
@@ -30,11 +37,26 @@ BREAKS_FUSED = ("fp16", "sgd")
 2.11, 2.15). Fused AdamW honours the skip."""
 
 
+class Timing(NamedTuple):
+    """Steps of this recipe on one resident batch, to be timed for about so many seconds; 0: two steps."""
+
+    recipe: Recipe
+    batch_size: int
+    seconds: float
+
+
+R = TypeVar("R")
+
+Timed = ComputePoint | TrialFailure
+
+Timings = Generator[Timing, Timed, R]
+"""Asks for timings, is sent the outcome of each, and returns what they say."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Recipes:
     """Candidates are timed on one resident batch each, and the fastest is kept."""
 
-    training: Training
     facts: WorkloadFacts
     config: TuneConfig
     spare_s: Callable[[], float] = lambda: 1e9
@@ -43,7 +65,7 @@ class Recipes:
     choices: list[RecipeChoice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def choose(self) -> None:
+    def choose(self) -> Timings[None]:
         """One choice for each precision that trains. Raises WorkloadError where none does."""
         bounds = (MODERATE_BATCH, self.facts.largest_batch, self.config.max_batch_size)
         largest = min(size for size in bounds if size is not None)
@@ -60,14 +82,14 @@ class Recipes:
                 )
                 continue
             first = self.choices[0].points[0] if self.choices else None
-            plain = self._time_plain(precision, smallest, first.batch_size if first else largest)
+            plain = yield from self._time_plain(precision, smallest, first.batch_size if first else largest)
             if first is not None:
-                plain = self._as_quick(plain, first)
+                plain = yield from self._as_quick(plain, first)
             if isinstance(plain, TrialFailure):
                 self.notes.append(f"{precision} was left out: {plain.message}")
                 failures.append(plain)
                 continue
-            choice = self._best_recipe(plain, line_s=begun_s - self.spare_s())
+            choice = yield from self._best_recipe(plain, line_s=begun_s - self.spare_s())
             took_s = took_s or begun_s - self.spare_s()
             self.choices.append(choice)  # last: what is kept for the final depends on it
         if not self.choices:
@@ -81,14 +103,14 @@ class Recipes:
     def _timing_s(self) -> float:
         return min(1.0, 0.002 * self.config.time_budget_s)
 
-    def _timed(self, recipe: Recipe, batch_size: int) -> ComputePoint | TrialFailure:
-        return self.training.time_compute(recipe, batch_size, self._timing_s)
+    def _timed(self, recipe: Recipe, batch_size: int) -> Timing:
+        return Timing(recipe, batch_size, self._timing_s)
 
-    def _time_plain(self, precision: Precision, smallest: int, largest: int) -> ComputePoint | TrialFailure:
+    def _time_plain(self, precision: Precision, smallest: int, largest: int) -> Timings[Timed]:
         """Time the plain recipe on the largest power of two up to `largest` whose step takes at most `STEP_S`, and that
         fits. It is found from small ones, by a line through the last two: an emulated precision took 28 s for a step
         that fp32 does in 3 s. The first line goes through the origin."""
-        point = self.training.time_compute(Recipe(precision=precision), smallest, 0.0)
+        point = yield Timing(Recipe(precision=precision), smallest, 0.0)
         if isinstance(point, TrialFailure):
             return point
         slope = point.quickest_step_s / smallest
@@ -99,8 +121,8 @@ class Recipes:
             size = min(power_of_two_to(min(largest, point.batch_size + further)), largest)
             if size <= point.batch_size:
                 is_timed = 2 * point.quickest_step_s >= self._timing_s
-                return point if is_timed else self._timed(point.recipe, point.batch_size)
-            larger = self.training.time_compute(point.recipe, size, 0.0)
+                return point if is_timed else (yield self._timed(point.recipe, point.batch_size))
+            larger = yield Timing(point.recipe, size, 0.0)
             if isinstance(larger, ComputePoint):
                 slope = (larger.quickest_step_s - point.quickest_step_s) / (size - point.batch_size)
                 point = larger
@@ -109,11 +131,11 @@ class Recipes:
             else:
                 return larger
 
-    def _as_quick(self, plain: ComputePoint | TrialFailure, first: ComputePoint) -> ComputePoint | TrialFailure:
+    def _as_quick(self, plain: Timed, first: ComputePoint) -> Timings[Timed]:
         """A failure where samples take hopelessly longer than in the first precision."""
         if isinstance(plain, ComputePoint) and first.quickest_per_s > HOPELESS * plain.quickest_per_s:
             # A reading of a busy machine may be 50 times too low: the quicker of two counts.
-            again = self._timed(plain.recipe, plain.batch_size)
+            again = yield self._timed(plain.recipe, plain.batch_size)
             if isinstance(again, ComputePoint) and again.quickest_per_s > plain.quickest_per_s:
                 plain = again
             if (slower := first.quickest_per_s / plain.quickest_per_s) > HOPELESS:
@@ -121,7 +143,7 @@ class Recipes:
                 return TrialFailure(kind="unsupported", phase="compute", message=message)
         return plain
 
-    def _best_recipe(self, plain: ComputePoint, line_s: float) -> RecipeChoice:
+    def _best_recipe(self, plain: ComputePoint, line_s: float) -> Timings[RecipeChoice]:
         """Climb from the plain recipe: a change is kept if it pays on the best so far. ``line_s``: of a memory line."""
         best, points, precision = plain, [plain], plain.recipe.precision
         optimizer, asked_for = self.config.workload.named_optimizer, self.config.fixed("memory_format")
@@ -137,7 +159,7 @@ class Recipes:
                     f"{name} was not tried in {precision}, for want of time. Raise --time-budget to try it."
                 )
                 continue
-            point = self._timed(change(best.recipe), plain.batch_size)
+            point = yield self._timed(change(best.recipe), plain.batch_size)
             if isinstance(point, TrialFailure):
                 self.notes.append(f"{name} was left out in {precision}: {point.message}")
                 continue
@@ -152,11 +174,3 @@ class Recipes:
 def power_of_two_to(size: float) -> int:
     """The largest that is not above `size`; 1 at the least."""
     return 1 << (int(max(1.0, size)).bit_length() - 1)
-
-
-def nothing_fits(problem: str, failure: TrialFailure) -> NothingFitsError:
-    """With what to do about that."""
-    return NothingFitsError(
-        f"Even the smallest batch {problem}: {failure.message.rstrip('.')}. "
-        "Free memory, choose another device with --device, or use a smaller model or --image-size."
-    )

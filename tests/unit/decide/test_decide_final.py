@@ -10,14 +10,13 @@ import pytest
 from fakes import fake_host
 from study_rig import measured, trial
 
-from loadtune.final.confirmation import contestants
-from loadtune.final.winner import Verdict
+from loadtune.decide.final import LOOKS, Verdict
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
+from loadtune.run.confirmation import contestants
 from loadtune.run.state import Resumable
-from loadtune.search.search import LOOKS
 from loadtune.statistics.interval import Interval
 
 CPU = Device(kind="cpu", name="CPU")
