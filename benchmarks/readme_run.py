@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from loadtune import TuningResult, load_result
-from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.wording import settings_text
+from loadtune.report.sentences import settings_text
+from loadtune.report.terminal import terminal_answer
 from loadtune.store import write_result
 from loadtune.units import rate_text
 

@@ -33,8 +33,7 @@ from loadtune.host.machine import choose_device, machine_probes, read_host
 from loadtune.host.telemetry import Sampler
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window
-from loadtune.records.telemetry import Telemetry
+from loadtune.records.measurement import ComputePoint, Measurement, Telemetry, TrialFailure, Window
 from loadtune.run.calibration import calibrate, search_space, start
 from loadtune.run.measure import Run
 from loadtune.run.state import State

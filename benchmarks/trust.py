@@ -319,14 +319,14 @@ def readers(folder):
     import numpy as np
 
     from loadtune import export
-    from loadtune.api.options import TABLE, check, memory_of, parsed, with_settings
+    from loadtune.api.given import TABLE, check, memory_of, parsed, with_settings
     from loadtune.errors import LoadtuneError, ResultError
     from loadtune.host import gpu, usable
     from loadtune.host.usable import read_cpu_name
-    from loadtune.inflight import account, environment
+    from loadtune.inflight import account
     from loadtune.records.config import TuneConfig
     from loadtune.report.forms import FORMS
-    from loadtune.report.terminal_answer import terminal_answer
+    from loadtune.report.terminal import terminal_answer
     from loadtune.run.state import Resumable
     from loadtune.store import as_json, load_result, read_record
 
@@ -384,9 +384,9 @@ def readers(folder):
         for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"):
             os.environ[name] = words
         try:
-            environment.rank(), environment.num_ranks(), environment.equal_share()
+            usable.rank(), usable.num_ranks(), usable.equal_share()
             os.environ.pop("LOCAL_WORLD_SIZE")
-            environment.num_local_ranks()
+            usable.num_local_ranks()
         finally:
             for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"):
                 os.environ.pop(name, None)

@@ -5,8 +5,8 @@ from loadtune.api.adopt import best_loader_kwargs as best_loader_kwargs
 from loadtune.api.adopt import best_recipe as best_recipe
 from loadtune.api.adopt import export as export
 from loadtune.api.adopt import load_result as load_result
-from loadtune.api.largest_batch import find_batch_size as find_batch_size
-from loadtune.api.objects import Job as Job
+from loadtune.api.given import Job as Job
+from loadtune.api.tune import find_batch_size as find_batch_size
 from loadtune.api.tune import tune as tune
 from loadtune.api.tune import tune_command as tune_command
 from loadtune.errors import DeviceError as DeviceError
@@ -22,7 +22,7 @@ from loadtune.errors import WorkloadError as WorkloadError
 from loadtune.footprint.trace import trace_memory as trace_memory
 from loadtune.inflight.account import stats as stats
 from loadtune.inflight.hook import install as install
-from loadtune.inflight.iterator import DataLoader as DataLoader
+from loadtune.inflight.loader import DataLoader as DataLoader
 from loadtune.records.memory import MemoryCeiling as MemoryCeiling
 
 __version__: str

@@ -2,18 +2,18 @@
 
 import sys
 
-from loadtune.cli import ending
+from loadtune.cli import command
 from loadtune.cli.exec import EXEC
 
 
 def main() -> None:
     """Importing what the other commands need takes longer than all that `exec` does."""
-    ending.lasting_streams()
+    command.lasting_streams()
     if sys.argv[1:2] == ["exec"]:
-        ending.end_as(EXEC(sys.argv[2:]))
+        command.end_as(EXEC(sys.argv[2:]))
     from loadtune.cli.app import app
 
-    ending.end_as(app(sys.argv[1:]))
+    command.end_as(app(sys.argv[1:]))
 
 
 if __name__ == "__main__":

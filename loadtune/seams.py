@@ -6,9 +6,8 @@ from typing import Protocol, TypeVar
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.loading import Examined
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
+from loadtune.records.measurement import ComputePoint, Progress, Telemetry, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.records.telemetry import Progress, Telemetry
 
 Action = TypeVar("Action")
 Outcome = TypeVar("Outcome")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-from loadtune.api.objects import Job, pack_job
+from loadtune.api.given import Job, pack_job
 from loadtune.footprint.account import Event, Mark
 from loadtune.footprint.estimate import estimate_step, plan_of_spec
 from loadtune.records.config import WorkloadSpec

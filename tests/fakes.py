@@ -10,9 +10,8 @@ from loadtune.errors import OutOfTimeError
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import GpuFacts, HostFacts, WorkloadFacts
 from loadtune.records.loading import Examined
-from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
+from loadtune.records.measurement import ComputePoint, Telemetry, TrainingRun, TrialFailure, Window
 from loadtune.records.memory import NUM_STEPS, BatchTry, FitReport
-from loadtune.records.telemetry import Telemetry
 from loadtune.seams import Watch
 
 GIB = 1024**3

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 # As an optimizer's first step, jobs and runs do.
-for name in ("torch._dynamo", "torchvision", "loadtune.api.tune", "loadtune.api.largest_batch"):
+for name in ("torch._dynamo", "torchvision", "loadtune.api.tune"):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 

@@ -15,7 +15,7 @@ from loadtune.records.result import (
     RooflinePoint,
     Trial,
 )
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 from loadtune.store import load_result
 
 GOLDEN = Path(__file__).parent / "golden" / "result.json"

@@ -15,8 +15,8 @@ from fakes import FakeSensor, FakeTraining, fake_host
 from loadtune import __version__
 from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
+from loadtune.records.measurement import Progress
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress
 from loadtune.run.measure import Run
 from loadtune.run.state import State
 from loadtune.seams import Listener

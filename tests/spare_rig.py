@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from loadtune.records.loading import Examined, Loading, Values
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 
 CODE = "import copy\ndataset.transform = cheaper  # of a rig"
 _trying: list[object] = []
@@ -106,10 +106,9 @@ def stacked(way, is_over, too_little):
 
 def install(put=sys.modules.__setitem__) -> None:
     """In the place of what tries changes."""
-    for name, content in (("trial", {"stacked": stacked}),):
-        module = ModuleType(f"loadtune.changes.{name}")
-        vars(module).update(content)
-        put(module.__name__, module)
+    module = ModuleType("loadtune.changes.trial")
+    vars(module).update(stacked=stacked)
+    put(module.__name__, module)
 
 
 def spare(trouble=None, method=None, indices=range(64), **of_loader):

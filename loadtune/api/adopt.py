@@ -9,15 +9,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from loadtune import store
-from loadtune.api.objects import is_loader
-from loadtune.api.options import in_python
+from loadtune.api.given import in_python, is_loader
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, ResultError, UsageError, one_of
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.result import Result, Winner
 from loadtune.report.forms import FORMS
 from loadtune.report.sentences import doubt_of
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.terminal import terminal_answer
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loadtune.model.resources import Job
 from loadtune.records.config import Precision, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device, WorkloadFacts
-from loadtune.records.loading import Examined
+from loadtune.records.loading import FARTHEST, Examined, NotApplicableError
 from loadtune.units import bytes_text
 
 if TYPE_CHECKING:
@@ -29,18 +29,9 @@ EXAMINED_S = 1.0
 """Of slow samples there are as many as load in so many seconds."""
 
 
-FARTHEST = 0.02
-"""Mean difference of values, as a share of their standard deviation, up to which a change keeps the samples. Pillow and
-torchvision differ by 0.001 where they resize, and by 0.005 where they change colours."""
-
-
 def num_examined(sample_s: float) -> int:
     """Of samples that take so many seconds to load."""
     return max(FEWEST_EXAMINED, min(MOST_EXAMINED, int(EXAMINED_S / max(1e-9, sample_s))))
-
-
-class NotApplicableError(Exception):
-    """A change cannot be used for this job; the message says why, as a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,20 +168,19 @@ class OfLibrary(Change):
     tried with few samples in place of all, so that it is full from the start."""
 
     kind: str
-    """Class of `loadtune.changes.others`, and beside it the lines to paste."""
+    """Class of `loadtune.changes.way`, and beside it the lines to paste."""
     lines: str = ""
     unused: str
     """Why it cannot be used, where the library is not."""
     keeps = True
 
     def apply(self, way: "Way") -> "Way":
-        from loadtune.changes import others
-        from loadtune.changes.way import few_of
+        from loadtune.changes import way as ways
 
-        made = getattr(others, self.kind)()
+        made = getattr(ways, self.kind)()
         if not made.replacements():
             raise NotApplicableError(self.unused)
-        few = few_of(way.indices, MOST_EXAMINED)
+        few = ways.few_of(way.indices, MOST_EXAMINED)
         given: dict[str, Any] = {"others": (*way.how.others, made)}
         changed = way.with_how(**given, **({"stand_ins": tuple(few)} if self.keeps else {}))
         num_kept = list[int]()
@@ -218,9 +208,9 @@ class OfLibrary(Change):
         return int(1.05 * kept.num_bytes() / num_kept * num_samples)
 
     def own_code(self, before: "Way", after: "Way", *, is_whole: bool = True) -> str:
-        from loadtune.changes import others
+        from loadtune.changes import way as ways
 
-        return str(getattr(others, self.lines))
+        return str(getattr(ways, self.lines))
 
 
 class TableToArrays(OfLibrary):

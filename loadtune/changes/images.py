@@ -11,18 +11,19 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from loadtune.changes import patterns
-from loadtune.changes.change import NotApplicableError
-from loadtune.changes.replaced import Seen
-from loadtune.changes.transforms import (
+from loadtune.changes.vision import (
     Found,
+    Seen,
     as_tensors,
+    check,
     copies,
     ending_of,
     find_folders,
     find_transforms,
+    replacements,
 )
 from loadtune.changes.way import How, Replacement, Way
+from loadtune.records.loading import NotApplicableError
 from loadtune.workload.batches import Batch, map_tensors, tensors_of
 from loadtune.workload.datasets import ToRgb
 
@@ -37,7 +38,7 @@ def apply(name: str, way: Way) -> Way:
     """The way with this change of images. Raises NotApplicableError, also where images with known content come out
     otherwise."""
     made: Way = {"draft_decoding": _reduced, "tensor_decoding": _tensors, "uint8_transfer": _bytes}[name](way)
-    patterns.check(way, made, [found.held for found in find_transforms(way.users_dataset)])
+    check(way, made, [found.held for found in find_transforms(way.users_dataset)])
     return made
 
 
@@ -61,7 +62,7 @@ def _reduced(way: Way) -> Way:
     sizes = [size for tensor in tensors_of(way.load(way.indices[:1])) if tensor.ndim >= 4 for size in tensor.shape[-2:]]
     if not sizes:
         raise NotApplicableError("its samples are no images")
-    made = way.with_how(reduced_size=round(ENOUGH * max(sizes)))
+    made = way.with_how(reduced_size=round(ENOUGH * max(sizes)), of_images=replacements)
     _probed(made)
     if not Seen.num_reduced:
         raise NotApplicableError(
@@ -95,7 +96,7 @@ def _whole_v2(self: Any, flat_inputs: list[Any]) -> dict[str, int]:
 
 
 def _tensors(way: Way) -> Way:
-    made = way.with_how(tensors=True)
+    made = way.with_how(tensors=True, of_images=replacements)
     _probed(made)
     if not Seen.num_decoded:
         raise NotApplicableError("the dataset does not open RGB images with Pillow's Image.open")
@@ -108,7 +109,7 @@ def _tensors(way: Way) -> Way:
 def _bytes(way: Way) -> Way:
     if not way.on_gpu:
         raise NotApplicableError("the job does not train on a GPU")
-    made = way.with_how(as_bytes=True)
+    made = way.with_how(as_bytes=True, of_images=replacements)
     before, after = list(tensors_of(_probed(way))), list(tensors_of(_probed(made)))
     pairs = list(zip(before, after, strict=True)) if len(before) == len(after) else []
     sent = [one.is_floating_point() and other.dtype == torch.uint8 for one, other in pairs]

@@ -18,7 +18,7 @@ from loadtune.records.loading import Examined
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import TriedRemedy
 from loadtune.seams import Training
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 
 WORTH_TRYING = 1.03
 """Expected gain from which on a change is tried."""

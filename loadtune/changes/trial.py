@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from loadtune.changes.change import CHANGES, FEWEST_EXAMINED, Change, NotApplicableError, in_order, num_examined
-from loadtune.changes.others import Opens
-from loadtune.changes.way import Way, few_of
+from loadtune.changes.change import CHANGES, FEWEST_EXAMINED, Change, in_order, num_examined
+from loadtune.changes.way import Opens, Way, few_of
 from loadtune.host.processes import loading_s
-from loadtune.records.loading import Examined, Loading, Values
-from loadtune.statistics.interval import Interval, around_ratio, t
+from loadtune.records.loading import Examined, Loading, NotApplicableError, Values
+from loadtune.statistics import Interval, around_ratio, t
 from loadtune.workload.batches import Batch, map_tensors, num_bytes, tensors_of
 from loadtune.workload.loaders import one_thread
 from loadtune.workload.user_code import last_line

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtune.cli.options import VERBOSE, Parser, option
+from loadtune.cli.command import VERBOSE, Parser, option
 from loadtune.errors import UsageError
 from loadtune.inflight import words
-from loadtune.inflight.account import CACHE_VARIABLE, Account, read_accounts, write_accounts
-from loadtune.inflight.environment import EXEC_VARIABLE, Options, hooked
+from loadtune.inflight.account import CACHE_VARIABLE, Account, Options, read_accounts, write_accounts
+from loadtune.inflight.hook import EXEC_VARIABLE, hooked
 
 _FROM_KERNEL = 128  # si_code of a signal that the terminal sends to the whole group: the child has it already
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,7 +43,7 @@ def exec_(command: list[str], verbose: bool, out: str | None, freeze: list[str] 
         raise UsageError("the command is missing. Give it after --, as in: loadtune exec -- python train.py")
     max_workers, advice = words.pop("max_workers"), not words.pop("no_advice")
     if max_workers is not None:
-        from loadtune.api.options import number_of
+        from loadtune.api.given import number_of
 
         max_workers = number_of("--max-workers", int, max_workers, 1)
     options = Options(max_workers=max_workers, freeze=tuple(freeze or ()), advice=advice, **words)

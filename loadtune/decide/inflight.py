@@ -12,8 +12,7 @@ from functools import partial
 from typing import Literal
 
 from loadtune.model.workers import HAND_COST_S, Loop, Work, batch_s, fewest, most_by_cores
-from loadtune.statistics.interval import Interval
-from loadtune.statistics.looks import LOOKS, bracket, ratio
+from loadtune.statistics import LOOKS, Interval, bracket, ratio
 
 ACT = 0.025
 """Share of the time that a loop waits from which on something is done, and that a change must be predicted to save."""

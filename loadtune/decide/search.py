@@ -22,7 +22,7 @@ from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import GAIN, SAME, ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Trial, measured_of
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 
 MOST = 400
 """Configurations that a proposal weighs: those with the highest predicted throughput that can be tried in time."""

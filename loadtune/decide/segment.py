@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.records.config import LoaderConfig, TrialConfig
-from loadtune.records.measurement import Window
-from loadtune.statistics.rate import samples_per_s
+from loadtune.records.measurement import Window, samples_per_s
 
 START_S = 0.025
 """Of one worker: on two CPU cores 148 of them took 3.4 s to start."""

@@ -19,7 +19,7 @@ from loadtune.host.processes import ProcessTree, cpu_use
 from loadtune.host.telemetry import Probe, Sampler
 from loadtune.host.usable import read_cpu_name, read_num_usable_cores, read_ram, read_shm, read_text
 from loadtune.records.facts import Device, GpuFacts, HostFacts
-from loadtune.records.telemetry import Telemetry
+from loadtune.records.measurement import Telemetry
 from loadtune.units import bytes_text, percent_text
 
 

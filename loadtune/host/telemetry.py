@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from loadtune.records.telemetry import Telemetry, Timeline
+from loadtune.records.measurement import Telemetry, Timeline
 
 
 class Count(NamedTuple):

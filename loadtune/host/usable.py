@@ -1,5 +1,6 @@
 """What this process may use of the machine under every limit in force: cores, RAM and /dev/shm; what of them is free
-now, and how often the kernel killed for lack of memory. Needs no psutil, which is slow to import.
+now, which of the ranks on it this one is, and how often the kernel killed for lack of memory. Needs no psutil, which is
+slow to import.
 
 A control group's limit, of cgroup v1, v2, or both, binds its children. In a container affinity and psutil show the
 host, and know nothing of these. Every read takes the root of the file system, so that tests bring their own. Nothing is
@@ -11,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -187,3 +189,43 @@ def read_oom_kills(system: Path = Path("/")) -> int | None:
     files = (*own, system / "proc/vmstat")
     counts = (parse_counters(read_text(file)).get("oom_kill") for file in files)
     return next((count for count in counts if count is not None), None)
+
+
+# Where a launcher put this process
+
+
+def rank() -> int:
+    """Of this process, as its launcher says. 0: there is no launcher."""
+    return _number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") or 0
+
+
+def num_ranks() -> int:
+    """Of the job, as its launcher says. 1: there is no launcher."""
+    return max(1, _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS") or 1)
+
+
+def num_local_ranks(unknown: int = 1) -> int:
+    """Processes that train on this machine and share what it has, as the launcher says; ``unknown`` where none does."""
+    found = _number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    if found is None and (tasks := os.environ.get("SLURM_STEP_TASKS_PER_NODE")):
+        node = _number("SLURM_NODEID") or 0
+        for count, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", tasks):  # 2(x3),1: two on three nodes, then one
+            found, node = int(count), node - int(times or 1)
+            if node < 0:
+                break
+    return max(1, unknown if found is None else found)
+
+
+def equal_share(unknown: int = 1) -> float:
+    """Usable cores of one rank. Where a launcher bound each rank to some, those of the launcher are shared out."""
+    usable, ranks_here = float(read_num_usable_cores()), num_local_ranks(unknown)
+    with suppress(OSError):
+        of_launcher = len(os.sched_getaffinity(os.getppid()))
+        if of_launcher > len(os.sched_getaffinity(0)):
+            return min(usable, of_launcher / ranks_here)
+    return usable / ranks_here
+
+
+def _number(*names: str) -> int | None:
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal() and len(value) < 7), None)

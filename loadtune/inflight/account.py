@@ -1,5 +1,5 @@
-"""What was found and done about each loader; as files for the launcher, for people, and for the next run of the same
-script. Needs no torch.
+"""How loaders are tuned in flight, and what was found and done about each: as files for the launcher, for people, and
+for the next run of the same script. Needs no torch.
 """
 
 import json
@@ -13,14 +13,39 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtune.host.usable import read_num_usable_cores
-from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
+from loadtune.host.usable import num_local_ranks, num_ranks, rank, read_num_usable_cores
 from loadtune.records.loading import Examined, LoadingStep
 
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
     from loadtune.model.workers import Work
-    from loadtune.statistics.interval import Interval
+    from loadtune.statistics import Interval
+
+TEST_VARIABLE = "LOADTUNE_RAISE"
+"""Set in tests: an error of the tuner ends the script instead of the tuner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How loaders are tuned in flight."""
+
+    folder: str | None = None
+    """Where each process writes its account. None: nothing is written; the process prints it when it ends."""
+    launcher: Sequence[str | int] = ()
+    """Machine and process id of `loadtune exec`, which removes the folder. Empty: there is none."""
+    max_workers: int | None = None
+    """Most workers of one loader. None: cores, memory and descriptors decide."""
+    freeze: Sequence[str] = ()
+    """Loaders that are left alone: class names of datasets, or ``FILE:LINE``."""
+    exact: bool = False
+    """Leave loaders alone whose samples are random, since other workers draw other random numbers."""
+    dry_run: bool = False
+    """Measure and advise; switch nothing."""
+    until_tuned: bool = False
+    """End the script, exit code 0, once the loaders that train have settled."""
+    advice: bool = False
+    """Try changes of the code in a process beside the loop."""
+
 
 RESULT_FILE = "inflight.json"
 CACHE_VARIABLE = "LOADTUNE_CACHE"
@@ -138,8 +163,7 @@ class Account:
         more, else of batches. None: the user's were kept, or nothing was compared."""
         if self.kept_workers in (None, self.own_workers):
             return None
-        from loadtune.statistics.interval import Interval
-        from loadtune.statistics.looks import ratio
+        from loadtune.statistics import Interval, ratio
 
         if self.kept_workers == self.num_workers and min(len(self.first_epochs_s), len(self.epochs_s)) > 1:
             return ratio(self.epochs_s, self.first_epochs_s, num_looks=1)
@@ -194,9 +218,12 @@ def read_accounts(path: Path) -> list[Account]:
     import msgspec  # late: the script's own interpreter may lack it, and most have no such file
 
     try:
-        return msgspec.json.decode(content, type=dict[str, list[Account]])["loaders"]
+        found = msgspec.json.decode(content, type=dict[str, list[Account]])["loaders"]
+        if msgspec.json.decode(msgspec.json.encode({"loaders": found})) != msgspec.json.decode(content):
+            raise msgspec.ValidationError("its fields are others")  # msgspec leaves out those that it does not know
     except (msgspec.MsgspecError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is no result of loadtune exec, or of another version: {error}") from None
+    return found
 
 
 def learnt_file(account: Account, launchers: str | None, *facts: object) -> Path | None:

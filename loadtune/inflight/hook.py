@@ -1,4 +1,6 @@
-"""Puts the tuned iterator in the place of torch's. Imports no torch: under `loadtune exec` it comes before torch."""
+"""Puts the tuned iterator in the place of torch's, with the options that `loadtune exec` hands to the script. Imports
+no torch: under `loadtune exec` it comes before torch.
+"""
 
 import atexit
 import json
@@ -6,14 +8,29 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
 from loadtune.errors import raised_by_handler
+from loadtune.host.usable import rank
 from loadtune.inflight import words
-from loadtune.inflight.account import Account, accounts, write_own
-from loadtune.inflight.environment import EXEC_VARIABLE, TEST_VARIABLE, Options, rank
+from loadtune.inflight.account import TEST_VARIABLE, Account, Options, accounts, write_own
 from loadtune.stream.shm_cleanup import is_alive
+
+EXEC_VARIABLE = "LOADTUNE_EXEC"
+"""Set by `loadtune exec` for the script: the options as JSON."""
+
+INJECTED = Path(__file__).parents[1] / "inject"
+
+
+def hooked(environment: Mapping[str, str], variable: str, given: object) -> dict[str, str]:
+    """This environment, in which Python processes begin with our `sitecustomize`, and what it is given as JSON."""
+    before = environment.get("PYTHONPATH")
+    path = f"{INJECTED}{os.pathsep}{before}" if before else str(INJECTED)
+    return {**environment, "PYTHONPATH": path, variable: json.dumps(given)}
+
 
 _options: Options | None = None
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from loadtune.inflight import hook, words
-from loadtune.inflight.account import Account, accounts, learnt_file
-from loadtune.inflight.environment import Options, rank
-from loadtune.inflight.ranks import join
+from loadtune.host.usable import rank
+from loadtune.inflight import words
+from loadtune.inflight.account import Account, Options, accounts, learnt_file
+from loadtune.inflight.readings import join
 from loadtune.inflight.tuner import Shared, Tuner
 from loadtune.stream import torch_private as private
 from loadtune.stream.worker_rows import read_states, write_states
@@ -141,21 +141,3 @@ def place_of(frame: FrameType | None) -> str:
     library = ("<", sys.base_prefix)
     users = [call for call in calls if "site-packages" not in call[0] and not call[0].startswith(library)]
     return next((f"{os.path.basename(path)}:{line}" for path, line in (*users, *calls)), "?")
-
-
-class DataLoader(torch.utils.data.DataLoader[Any]):
-    """`torch.utils.data.DataLoader` whose number of workers is tuned while a loop iterates it.
-
-    Takes the same arguments. Samples and their order are the same; `num_workers` is where it begins. Where the loader
-    cannot be tuned, it is torch's own, and `tuning` says why.
-    """
-
-    tuning: Account | None = None
-    """What was found and done so far. None: nothing iterated it yet."""
-
-    def _get_iterator(self) -> Any:
-        made = hook.iterator_of(self, sys._getframe(1))
-        if made is None:
-            return super()._get_iterator()
-        self.tuning = made._tuner.account
-        return made

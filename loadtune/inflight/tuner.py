@@ -25,14 +25,14 @@ from loadtune.decide.inflight import Action, Bound, Job, Reading, State
 from loadtune.decide.steps import GROUP, Steps, num_skipped
 from loadtune.errors import raised_by_handler
 from loadtune.host.processes import cpu_use, proportional_bytes
+from loadtune.host.usable import equal_share, num_ranks
 from loadtune.inflight import readings, words
-from loadtune.inflight.account import KEPT_EPOCHS, Account, read_learnt, write_learnt, write_own
-from loadtune.inflight.environment import TEST_VARIABLE, Options, equal_share, num_ranks
-from loadtune.inflight.ranks import Ranks
+from loadtune.inflight.account import KEPT_EPOCHS, TEST_VARIABLE, Account, Options, read_learnt, write_learnt, write_own
+from loadtune.inflight.readings import Ranks
 from loadtune.inflight.spare import Advice
 from loadtune.model.workers import MOST, Queued, Work, most_workers
 from loadtune.records.loading import KEPT_STEPS, changes_text
-from loadtune.statistics.looks import LOOKS
+from loadtune.statistics import LOOKS
 from loadtune.stream import torch_private as private
 from loadtune.stream.looks import Looks
 from loadtune.stream.pool import RandomSamplesError

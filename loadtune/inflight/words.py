@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
+from loadtune.host.usable import num_ranks, rank
 from loadtune.inflight.account import Account, accounts
-from loadtune.inflight.environment import num_ranks, rank
 from loadtune.records.loading import changes_text, steps_text
 from loadtune.units import counted, number_text, percent_text, seconds_text
 

@@ -1,5 +1,5 @@
 """What can be chosen, and what a run is asked for. `WorkloadSpec`, `YourSettings` and `TuneConfig` are the table of
-options, of which command line, keywords of `tune`, checks, help and docs/options.md are made (`loadtune.api.options`).
+options, of which command line, keywords of `tune`, checks, help and docs/options.md are made (`loadtune.api.given`).
 """
 
 import re

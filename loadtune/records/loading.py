@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 from loadtune.units import percent_text, plain
 
 KEPT_STEPS = 8
@@ -43,6 +43,15 @@ class Loading:
     """Bytes of a sample in a batch, as a worker sends it."""
     prepare_s: float = 0.0
     """Seconds on the device, before the batch is trained on: to make floats of bytes, say."""
+
+
+FARTHEST = 0.02
+"""Mean difference of values, as a share of their standard deviation, up to which a change keeps the samples. Pillow and
+torchvision differ by 0.001 where they resize, and by 0.005 where they change colours."""
+
+
+class NotApplicableError(Exception):
+    """A change cannot be used for this job; the message says why, as a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,94 @@
-"""What was timed: windows of training steps, what they say of the long run, and how a trial can end otherwise. A window
-ends at a device synchronisation. Windows abut: nothing between two of them goes unmeasured.
+"""What was timed: windows of training steps, what they say of the long run, what the machine did meanwhile, and how a
+trial can end otherwise. A window ends at a device synchronisation. Windows abut: nothing between two of them goes
+unmeasured.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.loading import LoadingStep
-from loadtune.records.telemetry import Telemetry
-from loadtune.statistics.interval import Interval, around
-from loadtune.statistics.rate import delivered_samples, half_width_fraction, samples_per_s
+from loadtune.statistics import Interval, around, mean_of_series
 from loadtune.units import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Means over slices of one length. A series without any value is empty; a slice without one is None."""
+
+    slice_s: float
+    gpu_utilization_fraction: tuple[float | None, ...] = ()
+    cpu_utilization_fraction: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the machine did during a span, seen from outside of the training process. None: could not be read, and
+    `missing` says why; 0 is measured. Means are integrals over time divided by it."""
+
+    seconds: float
+    gpu_utilization_fraction: float | None = None
+    """Duty cycle: share of time in which any kernel ran. 1.0 does not mean the chip is full; 0.5: it idles half."""
+    gpu_sm_activity_fraction: float | None = None
+    """Share of the SMs that had work, over time: how full the chip is, which the duty cycle does not say. Hopper on."""
+    gpu_others_sm_fraction: float | None = None
+    """Share of the SMs' time that other processes took. Above 0: the figures are not of this training alone."""
+    cpu_utilization_fraction: float | None = None
+    """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
+    others_cpu_cores: float | None = None
+    """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
+    training_rss_bytes: int | None = None
+    """Peak resident memory of the training process and its workers; shared pages count once per process. Page-locked
+    blocks of earlier runs are in it, other processes that they started are not."""
+    workers_cpu_cores: float | None = None
+    """All workers together. Near their number: they are the bottleneck."""
+    workers_growth_bytes_per_s: float | None = None
+    """Least growth of all workers' memory from one quarter of the span to the next. Not in it: the page cache, shared
+    memory, pages of the training process that a worker writes to. None: no workers, or not known all the time."""
+    disk_read_bytes_per_s: float | None = None
+    """What was fetched from storage. 0: all came from the page cache. Not in it: what FUSE file systems fetch."""
+    file_read_bytes_per_s: float | None = None
+    """What the workers, or without any the training process, read from files and pipes. Not in it: mapped files."""
+    timeline: Timeline | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    """Which of these fields could not be read, and why. Without what does not apply, such as a GPU's on a CPU."""
+
+    def of_one(self, num_ranks: int) -> "Telemetry":
+        """Of one rank of so many: what their workers do is counted together."""
+        together = ["workers_cpu_cores", "workers_growth_bytes_per_s", "disk_read_bytes_per_s", "file_read_bytes_per_s"]
+        seen = {name: value for name in together if (value := getattr(self, name)) is not None}
+        rss = self.training_rss_bytes if num_ranks == 1 else None  # of the launcher and all workers
+        return replace(self, training_rss_bytes=rss, **{name: value / num_ranks for name, value in seen.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands. A new one comes with every step worth a line, and with every timed window."""
+
+    stage: str
+    """``start``, ``calibrate``, ``study``, ``changes``, ``verify``, ``confirm``."""
+    message: str | None = None
+    """One line that stays: something was found out. None: only the figures moved."""
+    warning: bool = False
+    """The message is something the user should know before trusting the answer."""
+    number: int = 1
+    """Of the trial that is made, or of the run of the confirmation."""
+    num_trials: int | None = None
+    """That the search makes at most."""
+    config: TrialConfig | None = None
+    """What is being measured."""
+    current_samples_per_s: float | None = None
+    best_samples_per_s: float | None = None
+    best_config: TrialConfig | None = None
+    left_s: float
+    """Of the time budget. A run takes no longer, and mostly less."""
+    expected_s: float | None = None
+    """That the run is expected to take from now on. None: its search has not begun."""
+
 
 PAGE_LOCK_SHARE = 0.01
 """Of a window's seconds. A block for a label a sample is locked as well, and nobody waits for that little."""
@@ -72,6 +147,75 @@ class Window:
     def is_settling(self) -> bool:
         """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
         return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
+
+
+Windows: TypeAlias = Sequence[Window]
+
+
+def delivered_samples(windows: Windows) -> float:
+    """What these windows would have trained on if each had begun and ended with an equally long queue: the long run.
+
+    The least of three figures. What the workers made: a queue that shrinks is no throughput. What was taken from the
+    workers, where whoever takes was always busy: batches that pile up there are no throughput either. What the steps
+    alone would have consumed: where they hardly waited, a growing queue is no credit.
+    """
+    consumed, (seconds, waited, steps) = float(sum(w.num_samples for w in windows)), _sums(windows)
+    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
+    if len(grown) < len(windows) or steps == 0:
+        return consumed
+    made = consumed * (1 + math.fsum(grown) / steps)
+    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
+    return max(0.0, min(made, taken, consumed / steps * _collectable(windows)))
+
+
+def _sums(windows: Windows) -> tuple[float, float, int]:
+    """(Seconds, seconds of waiting, steps.)"""
+    return sum(w.seconds for w in windows), sum(w.wait_s for w in windows), sum(w.num_steps for w in windows)
+
+
+def _busy(windows: Windows) -> Windows:
+    """Windows in which whoever takes batches from the workers was always busy. Empty: less than half of the time."""
+    busy = [w for w in windows if (w.least_unpinned or w.least_untaken or 0) > 0 and w.num_collected is not None]
+    return busy if _sums(busy)[0] >= _sums(windows)[0] / 2 else []
+
+
+def _collectable(windows: Windows) -> float:
+    """Batches that could have been collected from the workers in all windows, at the rate of the busy ones; no fewer
+    than were collected. Infinite where whoever collects was idle, or was not watched: no bound then.
+
+    Without a pinning thread the training process collects while it seems to wait, and trains in the rest of the time.
+    """
+
+    def at_once(some: Windows) -> float:
+        collected, (seconds, waited, steps) = sum(w.num_collected or 0 for w in some), _sums(some)
+        if any(w.num_pinned is not None for w in some):
+            return collected
+        return seconds / (waited / collected + (seconds - waited) / steps) if collected else math.inf
+
+    busy = _busy(windows)
+    return max(at_once(busy) * _sums(windows)[0] / _sums(busy)[0], at_once(windows)) if busy else math.inf
+
+
+def samples_per_s(windows: Windows) -> float:
+    """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
+    if not windows:
+        raise ValueError("no windows: nothing was measured")
+    return delivered_samples(windows) / _sums(windows)[0]
+
+
+def half_width_fraction(windows: Windows) -> float | None:
+    """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
+
+    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where collecting
+    batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
+    """
+    rate = mean_of_series([w.num_samples for w in windows], [w.seconds for w in windows])
+    width = rate and rate.half_width_fraction
+    if width is None or not (collected := sum(w.num_collected or 0 for w in _busy(windows))):
+        return width
+    samples_a_step = sum(w.num_samples for w in windows) / _sums(windows)[2]
+    is_limit = samples_a_step * _collectable(windows) <= delivered_samples(windows)
+    return max(width, 1 / collected) if is_limit else width
 
 
 FailureKind = Literal[

@@ -1,25 +1,138 @@
-"""The answer of a result as text for other programs: a form for each of them, and the code to paste.
+"""The answer of a result as text for other programs: what to type into the script that was tuned, the code to paste,
+and a form for each program.
 
 Code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's script defines.
 """
 
+import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import PurePath
+from shlex import quote
 from typing import Any
 
-from loadtune.records.config import Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, script_at
 from loadtune.records.result import Result, TriedRemedy, Winner
-from loadtune.report.script import AUTOCAST, script_lines
-from loadtune.report.sentences import answer_text, doubt_of
+from loadtune.report.sentences import answer_text, doubt_of, gain_text, remedy_text, settings_text
 from loadtune.report.tables import Section
-from loadtune.report.wording import gain_text, remedy_text, settings_text
 from loadtune.store import as_json
 from loadtune.units import counted
 
-_WIDTH = 78
+WIDTH = 100
+"""Of what is typed into a script or a shell."""
+_COMMENT_WIDTH = 78
+_AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
 _OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=0.001")}
+
+_MOST_LINES = 3
+"""Of a whole command. Of a longer one the changed arguments are shown."""
+_SETTINGS = {
+    **dict.fromkeys(("batchsize", "batch", "bs", "b", "trainbatchsize"), "batch_size"),
+    **dict.fromkeys(("perdevicetrainbatchsize", "pergputrainbatchsize"), "batch_size"),
+    **dict.fromkeys(("numworkers", "workers", "nw", "j", "dataloadernumworkers"), "num_workers"),
+}
+"""Names of arguments that scripts use, in small letters alone and without what stands before a dot."""
+
+
+# What to type into a script: its arguments, else the DataLoader line; then precision and the layout of weights
+
+
+def script_lines(result: Result, config: TrialConfig) -> list[str]:
+    """As they are typed, at most `WIDTH` wide. Empty: the script trains so as it is."""
+    facts = result.facts
+    own = None if facts is None else facts.own_loader
+    changed = _changed(own, config.loader)
+    if "batch_size" not in result.loader_kwargs(config):  # the user's batch sampler makes the batches
+        changed.pop("batch_size", None)
+    numbers = dict[str, tuple[int, int]]()
+    for name in ("batch_size", "num_workers"):
+        if own is not None and name in changed:
+            numbers[name] = (getattr(own, name), changed[name])
+    lines, said = with_arguments(result.config.workload.command, numbers)
+    left = ", ".join(f"{name}={value!r}" for name, value in changed.items() if name not in said)
+    if left:
+        place = f"  # {facts.loader_place}" if facts is not None and facts.loader_place else ""
+        call = f"DataLoader(..., {left})"
+        if len(call + place) > WIDTH and place:
+            lines, place = [*lines, place.strip()], ""
+        lines += textwrap.wrap(call, WIDTH - len(place), subsequent_indent="    ")
+        lines[-1] += place
+    lines += _precision_lines(result, config)
+    if config.recipe.memory_format == "channels_last":
+        lines.append("model = model.to(memory_format=torch.channels_last)  # before the loop")
+    return lines
+
+
+def _changed(own: LoaderConfig | None, answer: LoaderConfig) -> dict[str, Any]:
+    """Arguments of DataLoader by which the answer differs, also what a script without workers may not give."""
+    before = {} if own is None else _given(own)
+    return {name: value for name, value in _given(answer).items() if name not in before or before[name] != value}
+
+
+def _given(loader: LoaderConfig) -> dict[str, Any]:
+    """As a script gives them. None: PyTorch's default."""
+    usual = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+    if loader.num_workers:
+        usual = {} if loader.prefetch_factor != 2 else {"prefetch_factor": None}
+    return asdict(loader) | usual
+
+
+def with_arguments(command: Sequence[str], numbers: Mapping[str, tuple[int, int]]) -> tuple[list[str], set[str]]:
+    """The command's lines with new numbers, and the settings that its arguments hold. ``numbers``: of settings, in use
+    and new; an argument counts where it has a known name and the number in use. No lines: no argument does."""
+    words, said, changed = list(command), set[str](), list[str]()
+    for at in range(script_at(command) + 1, len(words)):
+        name, equals, value = words[at].partition("=")
+        place, before = at, f"{name}="
+        if glued := re.fullmatch(r"(-[a-z])(\d+)", words[at]):
+            before, value = glued.groups()
+            name = before
+        elif not equals and name.startswith("-") and at + 1 < len(words):
+            place, before, value = at + 1, "", words[at + 1]
+        setting = _SETTINGS.get(re.sub(r"[-+_]", "", name.rpartition(".")[2]).lower(), "")
+        if setting in numbers and value == str(numbers[setting][0]):
+            words[place] = f"{before}{numbers[setting][1]}"
+            said.add(setting)
+            changed.append(words[place] if before else f"{name} {words[place]}")
+    if not said:
+        return [], said
+    lines = _wrapped([quote(word) for word in words])
+    is_short = len(lines) <= _MOST_LINES and all(map(str.isprintable, words))
+    return (lines if is_short else [f"In your command: {' '.join(changed)}"]), said
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """Lines of one shell command, broken between words."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + 3 <= WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+    return lines
+
+
+def _precision_lines(result: Result, config: TrialConfig) -> list[str]:
+    """Of another precision than the script's own."""
+    own = (result.facts and result.facts.own_precision) or "fp32"
+    if config.precision in ("own", own):
+        return []
+    if config.precision == "fp32":
+        return [f"# train in fp32: without torch.autocast{' and GradScaler' if own == 'fp16' else ''}"]
+    device, dtype = result.device.kind, f"dtype={_AUTOCAST[config.precision]}"
+    lines = [f'with torch.autocast("{device}", {dtype}):', "    ...  # your forward pass and loss"]
+    if places := result.facts.autocast_places if result.facts else ():
+        lines = [f"# {PurePath(each).name}: enable this autocast, with {dtype}" for each in places]
+    if config.precision == "fp16":
+        update = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+        lines = [f'scaler = torch.amp.GradScaler("{device}")  # before the loop', *lines, update]
+    return lines
+
+
+# Code to paste
 
 
 def has_own_loader(result: Result) -> bool:
@@ -96,7 +209,7 @@ def _step(result: Result, config: TrialConfig) -> list[str]:
         loop = f"for number, {batch if batch == 'batch' else f'({batch})'} in enumerate(loader, start=1):"
     body.append(f"loss = {loss}")
     if config.precision != "fp32":
-        body[-1:] = [f'with torch.autocast("{device}", dtype={AUTOCAST[config.precision]}):', f"    loss = {loss}"]
+        body[-1:] = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    loss = {loss}"]
     body += _update(config.precision == "fp16", spec.accumulate)
     return [*lines, f"\n{loop}", *(textwrap.indent(line, "    ") for line in body)]
 
@@ -109,6 +222,9 @@ def _update(is_scaled: bool, accumulate: int) -> list[str]:
     if accumulate == 1:
         return [clear, backward, *update]
     return [backward, "\n    ".join([f"if number % {accumulate} == 0:", *update, clear])]
+
+
+# Forms
 
 
 def _recipe(result: Result, winner: Winner) -> dict[str, Any]:
@@ -136,7 +252,7 @@ def _assignment(name: str, values: Mapping[str, object]) -> str:
 def _script(result: Result, winner: Winner, said: Sequence[str], *parts: str) -> str:
     """Parts of Python below comments: where the answer comes from, how to use it. Names may hold line breaks."""
     sentences = (" ".join(each.split()) for each in (_provenance(result, winner), *said))
-    comment = "".join(f"# {line}\n" for each in sentences for line in textwrap.wrap(each, _WIDTH))
+    comment = "".join(f"# {line}\n" for each in sentences for line in textwrap.wrap(each, _COMMENT_WIDTH))
     return "\n".join([comment, *parts])
 
 

@@ -12,10 +12,10 @@ from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Attempt, Finalist, Trial, Winner, failures_of, finalist_of
-from loadtune.report.sentences import busy_text
-from loadtune.report.wording import (
+from loadtune.report.sentences import (
     FAILURE_TEXT,
     QUIETER,
+    busy_text,
     failures_text,
     limit_text,
     non_finite_text,

@@ -16,7 +16,7 @@ from loadtune.changes.stack import Step
 from loadtune.errors import LoadtuneError
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import LAST_SHARE, ComputePoint, Measurement, RecipeChoice
+from loadtune.records.measurement import LAST_SHARE, ComputePoint, Measurement, Progress, RecipeChoice
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -31,7 +31,6 @@ from loadtune.records.result import (
     failures_of,
     measured_of,
 )
-from loadtune.records.telemetry import Progress
 from loadtune.seams import Clock, Listener
 from loadtune.store import RUN_FILE, read_record, write_whole
 

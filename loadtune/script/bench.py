@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from loadtune.errors import ScriptEndedError
-from loadtune.inflight.environment import num_local_ranks, num_ranks, rank
+from loadtune.host.usable import num_local_ranks, num_ranks, rank
 from loadtune.inflight.hook import is_worker
 from loadtune.training.__main__ import leave, watch_lifeline
 
@@ -134,7 +134,7 @@ class Bench:
 
         self.trains = key
         accumulate = max(1, round((self.num_delivered - 1) / max(1, self.precisions.num_steps)))
-        serve = partial(serve_script, self._connection, Script(loader, place, self, accumulate))
+        serve = partial(serve_script, self._connection, Script(loader, place, self.precisions, accumulate))
         self.handover, hook = Handover(serve), sys.excepthook
 
         def raised(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

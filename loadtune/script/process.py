@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.errors import UsageError
-from loadtune.inflight.environment import hooked
-from loadtune.inflight.ranks import Word, differences
+from loadtune.inflight.hook import hooked
+from loadtune.inflight.readings import Word, differences
 from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.records.memory import FitReport

@@ -18,12 +18,12 @@ from torch import nn
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import MEMORY_KINDS
-from loadtune.script.bench import Bench
+from loadtune.script.precision import Precisions
 from loadtune.training.__main__ import leave
 from loadtune.training.describe import describe, precisions_of
 from loadtune.training.process import TRY, Begin, Line, Place
 from loadtune.training.session import Session, serve
-from loadtune.training.trainer import Trainer
+from loadtune.training.steps import Trainer
 from loadtune.workload.batches import Batch, map_tensors, own_structure
 from loadtune.workload.build import Workload
 from loadtune.workload.loaders import LoaderParts, epoch_of
@@ -47,9 +47,9 @@ class Handed(NamedTuple):
 class Handover:
     """The loop's ``next(loader)`` returns what the session gives to `step`, which returns once the loop asks again."""
 
-    def __init__(self, serve: Callable[[], object]) -> None:
+    def __init__(self, serve: Callable[["Handover"], object]) -> None:
         """``serve``: the session, which begins with the first `next_batch`."""
-        self._session, self._loop = greenlet(serve), getcurrent()
+        self._session, self._loop = greenlet(partial(serve, self)), getcurrent()
         self.has_ended = False
 
     def step(self, batch: Any, recipe: Recipe, *, is_probed: bool = False) -> Counter[str]:
@@ -77,14 +77,14 @@ class Script:
     loader: Any
     place: str
     """``train.py:33``, where it is iterated."""
-    bench: Bench
+    precisions: Precisions
     accumulate: int
     """Batches for a step of the optimizer."""
 
 
-def serve_script(connection: Connection, script: Script) -> None:
+def serve_script(connection: Connection, script: Script, handover: Handover) -> None:
     """Answer until the controller says that it is enough."""
-    serve(connection, make=lambda begin, line: _Session(script, begin, line))
+    serve(connection, make=lambda begin, line: _Session(script, handover, begin, line))
     leave(0)
 
 
@@ -164,18 +164,17 @@ def _least_memory(begin: Begin, gpu: int) -> int | None:
 
 
 class _Session(Session):
-    def __init__(self, script: Script, begin: Begin, line: Line) -> None:
-        assert script.bench.handover is not None
+    def __init__(self, script: Script, handover: Handover, begin: Begin, line: Line) -> None:
         if begin.place is not None:
             line.agreed = Lead(begin.place).agreed
-        self._script, self._handover, self._failed = script, script.bench.handover, begin.failed
+        self._script, self._handover, self._failed = script, handover, begin.failed
         self._accumulate = line.agreed(script.accumulate)
-        script.bench.precisions.switches |= set(begin.autocast_places)
+        script.precisions.switches |= set(begin.autocast_places)
         self._trains_by = partial(_Loop, self._handover)
         super().__init__(replace(begin, max_memory_bytes=_least_memory(begin, self._gpu())), line)
 
     def _gpu(self) -> int:
-        return self._script.bench.precisions.gpu or 0
+        return self._script.precisions.gpu or 0
 
     def _built(self, begin: Begin) -> Workload:
         parts, spec = LoaderParts.of(self._script.loader), replace(begin.spec, accumulate=self._accumulate)
@@ -195,7 +194,7 @@ class _Session(Session):
         return not self._handover.has_ended
 
     def describe(self) -> WorkloadFacts:
-        samples, precisions = self._samples, self._script.bench.precisions
+        samples, precisions = self._samples, self._script.precisions
         size = self._workload.loader.settings(samples.num).batch_size
         seen = {"own": self._products("own", size)}
         own: Precision = precisions.own or _most(seen["own"])  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from loadtune.stream.torch_private import reads_worker_info
 from loadtune.training.failures import classify_error
 from loadtune.training.memory import DeviceMemory
 from loadtune.training.process import Line
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer
 from loadtune.workload import batches
 from loadtune.workload.batches import Batch, is_pair, num_bytes, sample_shape, structure_text, tensors_of
 from loadtune.workload.build import Workload, check_labels, check_targets, class_dimension, code_of, model_logits
@@ -263,7 +263,7 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
     spec = workload.spec
     if workload.own & {"loader", "dataset"}:
         return "The model has to take what the dataset delivers: change the dataset or the model."
-    from loadtune.changes.transforms import find_transforms  # needs torchvision, which a dataset that was named is of
+    from loadtune.changes.vision import find_transforms  # needs torchvision, which a dataset that was named is of
 
     steps = ", ".join(type(step).__name__ for each in find_transforms(workload.dataset) for step in each.steps)
     return (

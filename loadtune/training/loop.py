@@ -26,7 +26,7 @@ from loadtune.stream.worker_rows import num_made
 from loadtune.training.failures import increase
 from loadtune.training.memory import DeviceMemory, page_lock_s
 from loadtune.training.process import Line
-from loadtune.training.trainer import Trainer
+from loadtune.training.steps import Trainer
 from loadtune.units import counted
 from loadtune.workload.batches import Batch, num_tokens
 from loadtune.workload.build import Workload

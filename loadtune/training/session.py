@@ -31,8 +31,7 @@ from loadtune.training.failures import Circumstances, failure_from, leaves_conte
 from loadtune.training.loop import EndlessLoader, time_training
 from loadtune.training.memory import CpuMemory, CudaMemory, DeviceMemory
 from loadtune.training.process import EXIT, STOP, Answer, Begin, Line
-from loadtune.training.steps import measure_step, time_windows, try_steps, warm_up
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer, measure_step, time_windows, try_steps, warm_up
 from loadtune.workload.build import Workload, build_workload
 
 

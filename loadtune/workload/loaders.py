@@ -30,7 +30,7 @@ from loadtune.workload.user_code import call_named, cause, last_line, reported, 
 
 _TAKEN = ("dataset", "collate_fn", "worker_init_fn", "timeout", "generator")
 _GIVEN = ("sampler", "batch_sampler", "drop_last", "collate_fn", "worker_init_fn", "generator")
-_PLAIN = (DataLoader.__module__, "loadtune.inflight.iterator")  # modules of the DataLoaders that are nothing else
+_PLAIN = (DataLoader.__module__, "loadtune.inflight.loader")  # modules of the DataLoaders that are nothing else
 _USUAL = LoaderConfig(batch_size=1)
 
 

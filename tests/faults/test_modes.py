@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cli_rig import segments
+from cli_rig import segments, until
 from forked import Forked
 
 from loadtune.stream.shm_cleanup import group_members
@@ -62,10 +61,7 @@ class Ended:
         )
 
     def check_nothing_is_left(self):
-        deadline = time.monotonic() + 10.0
-        while (members := group_members(self.group)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not members
+        assert until(lambda: not group_members(self.group))
         pids = [path.stem for path in self.folder.glob("*.pid")]
         assert len(pids) >= 2
         assert segments(pids) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.errors import UsageError
-from loadtune.inflight.environment import INJECTED
+from loadtune.inflight.hook import INJECTED
 from loadtune.script import protect
 from loadtune.script.launch import NOT_STARTED
 from loadtune.script.protect import Protection, command, covered, forget, protection_here

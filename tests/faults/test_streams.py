@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "result.json"
 
 
-def ended(words: str, redirected: str = "", **options) -> subprocess.CompletedProcess:
+def ended(words: str, redirected: str = "") -> subprocess.CompletedProcess:
     command = f'exec "$0" -m loadtune {words} {redirected}'
     done = subprocess.run(
         ["bash", "-c", command, sys.executable], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False

@@ -17,9 +17,8 @@ from loadtune.records.measurement import TrialFailure
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Result
 from loadtune.report.forms import FORMS, changes_code
-from loadtune.report.machine import banner
-from loadtune.report.tables import Table, table_text
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.tables import Table, banner, table_text
+from loadtune.report.terminal import terminal_answer
 from loadtune.store import as_json, load_result
 
 HERE = Path(__file__).parent

@@ -15,12 +15,11 @@ from loadtune.inflight.account import Account
 from loadtune.inflight.words import summary
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.loading import Examined, LoadingStep, Values
+from loadtune.records.measurement import Progress
 from loadtune.records.result import Finalist, Result
-from loadtune.records.telemetry import Progress
-from loadtune.report.live import progress_line
 from loadtune.report.sentences import best_with_changes, bottleneck_sentence, limit_sentences
-from loadtune.report.terminal_answer import terminal_answer
-from loadtune.statistics.interval import Interval
+from loadtune.report.terminal import progress_line, terminal_answer
+from loadtune.statistics import Interval
 from loadtune.stream.sample_table import Loading, did_not_return_text
 from loadtune.units import bytes_text, counted, percent_text, seconds_text
 

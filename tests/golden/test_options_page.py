@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from loadtune.api.options import TABLE
+from loadtune.api.given import TABLE
 from loadtune.cli.app import RUN
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"

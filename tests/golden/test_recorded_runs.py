@@ -7,7 +7,7 @@ import pytest
 from loadtune import load_result
 from loadtune.decide.final import Verdict
 from loadtune.records.result import Attempt
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.terminal import terminal_answer
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "benchmarks" / "results").glob("*-h?00/*/result.json"))

@@ -10,7 +10,7 @@ from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.records.config import LoaderConfig, Recipe
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer
 
 pytestmark = pytest.mark.gpu
 

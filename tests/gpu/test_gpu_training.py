@@ -17,7 +17,7 @@ from loadtune.records.measurement import PAGE_LOCK_SHARE, TrainingRun
 from loadtune.records.memory import BatchTry
 from loadtune.training.client import TrainingClient
 from loadtune.training.memory import page_lock_s
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer
 from loadtune.workload.build import build_workload
 
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,9 @@ from training_rig import CPU, Windows
 from training_workloads import has_trial
 
 from loadtune import load_result
-from loadtune.api.options import TABLE, with_settings
+from loadtune.api.given import TABLE, with_settings
 from loadtune.cli.app import RUN
-from loadtune.cli.options import settings
+from loadtune.cli.command import settings
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.records.memory import BatchTry

@@ -19,12 +19,11 @@ import loadtune
 from loadtune.cli.app import exit_code
 from loadtune.errors import ResultError, WorkloadError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
-from loadtune.records.measurement import ComputePoint, FailureKind, TrainingRun, TrialFailure
+from loadtune.records.measurement import ComputePoint, FailureKind, Progress, TrainingRun, TrialFailure
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress
 from loadtune.report.forms import FORMS
 from loadtune.report.page import page_view
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.terminal import terminal_answer
 from loadtune.seams import Watch
 from loadtune.store import RESULT_FILE, load_result
 

@@ -11,7 +11,7 @@ from loadtune.records.config import LoaderConfig, TuneConfig, WorkloadSpec
 from loadtune.report.forms import FORMS
 from loadtune.report.page import PAGE_FILE
 from loadtune.report.tables import best_and_baseline
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.terminal import terminal_answer
 from loadtune.store import load_result
 
 OWN = LoaderConfig(batch_size=128, num_workers=4, persistent_workers=False)

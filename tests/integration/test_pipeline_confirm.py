@@ -13,9 +13,8 @@ from loadtune import TuningResult
 from loadtune.errors import OutOfTimeError
 from loadtune.records.config import Precision, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
-from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure
+from loadtune.records.measurement import Measurement, Progress, Telemetry, TrainingRun, TrialFailure
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.page import page_view
 from loadtune.seams import Listener, Watch
 from loadtune.store import LOG_FILE

@@ -17,8 +17,8 @@ from pipeline_rig import ALL_TRIALS, interrupt, resumed, tune_fake
 from loadtune import story
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import TuneConfig
+from loadtune.records.measurement import Progress, Telemetry
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.run.state import read_run
 from loadtune.store import load_result
 

@@ -10,10 +10,9 @@ from loadtune.changes import CHANGES
 from loadtune.errors import WorkloadError
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.loading import Examined, Loading
-from loadtune.records.measurement import TrialFailure
+from loadtune.records.measurement import Progress, TrialFailure
 from loadtune.records.result import Remedies, Result, TriedRemedy, finalist_of
-from loadtune.records.telemetry import Progress
-from loadtune.report.terminal_answer import terminal_answer
+from loadtune.report.terminal import terminal_answer
 from loadtune.run.state import read_run
 from loadtune.store import load_result
 from loadtune.units import rate_text
@@ -52,7 +51,7 @@ def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tm
     assert 1.0 < uint8.gain.low < 1.3 < uint8.gain.high
     assert uint8.code == UINT8.code
     assert result.best.config.remedies == ()
-    assert found(result).config.remedies == (uint8.name,)
+    assert kept(result) == (uint8.name,)
     together = finalist_of(result.finalists, found(result).config)
     assert together.samples_per_s == pytest.approx(1.3 * result.best.samples_per_s, rel=0.1)
 
@@ -76,9 +75,7 @@ def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None
     crash = TrialFailure(kind="crash", phase="training", message="no room")
     fails = training(remedy_gains=TWO, fail=lambda config: crash if config.remedies == both else None)
     result = tune_fake(fails, tmp_path, ALL)
-    assert "batched_fetch" not in kept(result)
-    assert "uint8_transfer" in kept(result)
-    assert found(result).config.remedies == ("uint8_transfer",)
+    assert kept(result) == ("uint8_transfer",)
 
 
 @pytest.mark.parametrize(("stage", "number"), [("changes", 4), ("confirm", 0)])
@@ -110,9 +107,7 @@ def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(
 
 def test_a_remedy_that_does_not_keep_its_promise_is_shown_and_not_kept(tmp_path: Path) -> None:
     result = tune_fake(training(remedy_gains={"uint8_transfer": 0.8}), tmp_path)
-    gain = found(result).gain
-    assert gain.value < 1.0
-    assert "uint8_transfer" not in kept(result)
+    assert found(result).gain.value < 1.0
     assert found(result).config is None
 
 

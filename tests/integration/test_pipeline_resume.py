@@ -12,7 +12,7 @@ from loadtune import story
 from loadtune.errors import ResultError, UsageError
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.facts import CodePart
-from loadtune.records.telemetry import Progress
+from loadtune.records.measurement import Progress
 from loadtune.report.page import page_view
 from loadtune.run.state import read_run
 from loadtune.seams import Listener

@@ -34,7 +34,7 @@ def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("fixed", "device", "told"),
+    ("fix", "device", "told"),
     [
         ({"batch_size": 5000}, "cuda", "--fix batch_size=5000 does not fit"),
         ({"pin_memory": True}, "cpu", "without a GPU"),
@@ -43,13 +43,10 @@ def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path:
         ({"precision": "fp16"}, "cuda", "fp16 is not available"),
     ],
 )
-def test_what_cannot_be_had_is_told(tmp_path: Path, fixed: dict[Any, Any], device: str, told: str) -> None:
+def test_what_cannot_be_had_is_told(tmp_path: Path, fix: dict[Any, Any], device: str, told: str) -> None:
     surface = Surface(compute_per_s={"fp32": 2300.0})
     training = FakeTraining(surface, facts=replace(fake_facts(surface), input_shape=(8,), takes_channels_last=False))
-    config = TuneConfig(
-        fix=tuple(Fixed(name=name, value=value) for name, value in fixed.items()),
-        max_gpu_memory_bytes=None if fixed else 1 << 34,
-    )
+    config = TuneConfig(fix=fixed(**fix), max_gpu_memory_bytes=None if fix else 1 << 34)
     with pytest.raises(UsageError, match=told):
         tune_fake(training, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
 

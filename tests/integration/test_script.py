@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli_rig import until
 from forked import finished
 from script_rig import FP32, client_of, timed
 
-from loadtune.cli.ending import NO_ANSWER
+from loadtune.cli.command import NO_ANSWER
 from loadtune.errors import TrainingError
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrainingRun, TrialFailure
@@ -224,15 +224,8 @@ def test_the_command_is_told_its_answer_and_files_of_an_earlier_run_stay(script,
 
 KILLED = """
 import sys, time
-from loadtune.host.machine import choose_device, read_host
-from loadtune.records.config import WorkloadSpec
-from loadtune.training.client import TrainingClient
-from functools import partial
-from loadtune.script.process import ScriptProcess
-from loadtune.script.protect import protection_here
-command = tuple(sys.argv[1:])
-device, launch = choose_device(read_host(), "cpu"), partial(ScriptProcess, command, protection_here())
-training = TrainingClient(WorkloadSpec(command=command), device, launch=launch)
+from script_rig import client_of
+training = client_of(tuple(sys.argv[1:]), None)
 training.describe()
 print(training.pid, flush=True)
 time.sleep(600)
@@ -253,12 +246,10 @@ def test_whoever_is_killed_nothing_stays(script, tmp_path, who):
     command = [sys.executable, str(tmp_path / "train.py"), "plain"]
     scratch = Path(tempfile.mkdtemp(dir="/tmp"))  # a short path, as sockets need
     given = [sys.executable, "-c", KILLED, *command]
-    environment = os.environ | {"TMPDIR": str(scratch)}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": path}
     with subprocess.Popen(given, stdout=subprocess.PIPE, text=True, env=environment) as controller:
         pid = int(controller.stdout.readline())
         controller.kill()
-    deadline = time.monotonic() + 20
-    while is_alive(pid) or list(scratch.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert until(lambda: not is_alive(pid) and not list(scratch.iterdir()), 20.0)
     scratch.rmdir()

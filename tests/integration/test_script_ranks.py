@@ -6,14 +6,14 @@ import re
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from cli_rig import until
 from forked import finished
 from script_rig import FP32, client_of, timed
 
-from loadtune.cli.ending import NO_ANSWER
+from loadtune.cli.command import NO_ANSWER
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.stream.shm_cleanup import is_alive
 
@@ -117,10 +117,8 @@ def test_all_ranks_train_on_what_is_asked_for_and_start_again_where_one_ends(ran
             assert isinstance(failure, TrialFailure)
             assert failure.kind == "crash"
             assert isinstance(timed(training, 24)[0], TrainingRun)
-    until_s = time.monotonic() + 10.0  # one that is killed takes a moment to give its memory back
-    while (left := [pid for pid in {pid for _, _, pid in notes()} if is_alive(pid)]) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert not left
+    # One that is killed takes a moment to give its memory back.
+    assert until(lambda: not any(is_alive(pid) for pid in {pid for _, _, pid in notes()}))
 
 
 def test_a_rank_whose_memory_is_full_ends_the_trial_of_all(ranks):

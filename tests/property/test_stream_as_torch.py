@@ -23,8 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from loadtune.inflight.account import Account
-from loadtune.inflight.environment import Options
+from loadtune.inflight.account import Account, Options
 from loadtune.inflight.iterator import begun_by
 from loadtune.stream.switching import SwitchingIterator
 

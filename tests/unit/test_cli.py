@@ -18,14 +18,14 @@ from cli_rig import invoke
 from page_rig import GOLDEN as KEPT
 
 import loadtune.host.machine
-from loadtune.api.options import TABLE
+from loadtune.api.given import TABLE
 from loadtune.cli.app import COMMANDS
-from loadtune.cli.ending import termination_as_interruption
+from loadtune.cli.command import termination_as_interruption
 from loadtune.cli.exec import EXEC
 from loadtune.errors import OutOfTimeError, ResultError, UsageError, WorkloadError
 from loadtune.records.config import DIMENSIONS, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.measurement import Progress
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress
 from loadtune.run.state import Resumable, read_run, write_run
 from loadtune.store import load_result, write_result
 
@@ -278,7 +278,7 @@ def test_help_of_a_run_is_short_and_the_rest_is_in_help_all() -> None:
 _RUN = """
 import sys
 import loadtune.host.machine as host, loadtune.api.tune as tuning
-from loadtune.records.telemetry import Progress
+from loadtune.records.measurement import Progress
 from loadtune.store import load_result
 result = load_result(sys.argv.pop())
 host.read_host, host.choose_device = lambda: result.host, lambda facts, asked: result.device

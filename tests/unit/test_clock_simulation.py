@@ -13,9 +13,8 @@ import pytest
 
 from loadtune.decide.segment import Segment
 from loadtune.records.config import LoaderConfig
-from loadtune.records.measurement import Window
+from loadtune.records.measurement import Window, samples_per_s
 from loadtune.run.measure import SEGMENT_S, WINDOW_S
-from loadtune.statistics.rate import samples_per_s
 from loadtune.training.loop import window_ends
 
 NUM_WORKERS = 16

@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, TuningResult, UsageError, tune, tune_command
-from loadtune.api.objects import pack_job
-from loadtune.api.options import in_python
+from loadtune.api.given import in_python, pack_job
 from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.measurement import Progress
 from loadtune.records.result import Result
-from loadtune.records.telemetry import Progress
 from loadtune.store import RUN_FILE
 from loadtune.workload.loaders import LoaderParts
 

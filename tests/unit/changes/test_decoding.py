@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, Subset
 from torchvision import transforms as v1
 from workload_rig import workload_of
 
-from loadtune.changes import NotApplicableError
 from loadtune.changes.trial import Ways, examine
+from loadtune.records.loading import NotApplicableError
 from loadtune.workload.datasets import training_transform
 
 

@@ -9,8 +9,8 @@ from remedy_rig import Table, equal, job_with, lines_of, parts_of
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 from workload_rig import workload_of
 
-from loadtune.changes import NotApplicableError
 from loadtune.records.config import LoaderConfig
+from loadtune.records.loading import NotApplicableError
 
 BATCH_SIZE = 6
 

@@ -18,7 +18,7 @@ from torchvision.transforms import functional, v2
 from torchvision.transforms.v2 import functional as v2_functional
 from workload_rig import workload_of
 
-from loadtune.changes import replaced
+from loadtune.changes import vision
 from loadtune.changes.trial import Ways, examine
 from loadtune.changes.way import Changed, How
 from loadtune.records.loading import Examined
@@ -116,14 +116,7 @@ def test_lines_of_two_changes_are_pasted_one_after_the_other(tmp_path: Path) -> 
 
 def test_what_is_replaced_is_put_back_and_nothing_of_the_users_is_changed(tmp_path: Path) -> None:
     folder = image_folder(tmp_path, TRANSFORMS["v1"]())
-    had = (
-        Image.open,
-        functional.resized_crop,
-        functional.to_tensor,
-        v2.Normalize.transform,
-        folder.transform,
-        folder.loader,
-    )
+    had = as_they_are(folder)
     seen = examined(folder, "uint8_transfer", "tensor_decoding")
     assert seen.refused is None
     assert seen.values is not None
@@ -180,7 +173,7 @@ class Files(Dataset[Any]):
 
 def test_files_of_all_kinds_are_read_as_before_and_broken_ones_fail_as_before(tmp_path: Path) -> None:
     before = Files(odd_files(tmp_path))
-    changed = Changed(before, How(tensors=True))
+    changed = Changed(before, How(tensors=True, of_images=vision.replacements))
     for index, path in enumerate(before.paths[:-2]):
         assert torch.equal(before[index], changed[index]), path.name
     for index in (-1, -2):
@@ -228,7 +221,7 @@ WRONG: dict[str, tuple[Any, str, Any]] = {
     "blue for red": (io, "decode_image", flipped),
     "turned by EXIF": (io, "decode_image", turned),
     "no antialiasing": (v2_functional, "resize", aliased),
-    "0 to 255 for 0 to 1": (replaced, "_to_tensor", unscaled),
+    "0 to 255 for 0 to 1": (vision, "_to_tensor", unscaled),
 }
 
 

@@ -11,8 +11,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from workload_rig import workload_of
 
-from loadtune.changes import NotApplicableError
 from loadtune.changes.trial import Ways, examine
+from loadtune.records.loading import NotApplicableError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -10,9 +10,9 @@ from remedy_rig import Table, job_with, lines_of, parts_of, way_of
 from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
-from loadtune.changes import NotApplicableError
 from loadtune.changes.trial import Ways
 from loadtune.records.config import LoaderConfig
+from loadtune.records.loading import NotApplicableError
 
 LEFT = [0]
 

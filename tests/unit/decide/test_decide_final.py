@@ -17,7 +17,7 @@ from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
 from loadtune.run.confirmation import contestants
 from loadtune.run.state import Resumable
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 
 CPU = Device(kind="cpu", name="CPU")
 

@@ -24,7 +24,7 @@ from loadtune.host.gpu import (
 from loadtune.host.machine import choose_device, machine_probes, read_host, read_telemetry
 from loadtune.host.telemetry import Sampler
 from loadtune.records.facts import Device, GpuProcess
-from loadtune.records.telemetry import Telemetry
+from loadtune.records.measurement import Telemetry
 
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
 MIG = "MIG-5d0c"

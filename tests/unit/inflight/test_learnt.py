@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from loadtune.inflight import account
 from loadtune.records.loading import LoadingStep
 
@@ -11,6 +13,11 @@ def test_what_was_found_is_read_as_it_was_written(tmp_path: Path) -> None:
     found.steps = [LoadingStep(name="ToTensor", share=0.5, waits=None)]
     account.write_learnt(tmp_path / "0a.json", found)
     assert account.read_accounts(tmp_path / "0a.json") == [found]
+    of_another = (tmp_path / "0a.json").read_text().replace('"reason"', '"cause"')
+    (tmp_path / "0a.json").write_text(of_another)
+    with pytest.raises(ValueError, match="or of another version: its fields are others"):
+        account.read_accounts(tmp_path / "0a.json")
+    assert account.read_learnt(tmp_path / "0a.json") is None
 
 
 def test_a_rank_that_is_started_again_finds_what_its_machine_had_found(tmp_path: Path, monkeypatch) -> None:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from loadtune.decide.inflight import Reading
-from loadtune.inflight import environment as placement
-from loadtune.inflight import ranks
-from loadtune.inflight.ranks import Word, cores_of, differences
+from loadtune.host import usable as placement
+from loadtune.inflight import readings
+from loadtune.inflight.readings import Ranks, Word, cores_of, differences
 from loadtune.model.workers import Work
 
 
@@ -81,9 +81,9 @@ class Store(dict[str, str]):
 
 
 def test_figures_of_before_and_after_a_switch_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
-    monkeypatch.setattr(ranks, "equal_share", lambda unknown: 8.0)
-    one = ranks.Ranks(Store(), 0, 2)
+    monkeypatch.setattr(readings.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(readings, "equal_share", lambda unknown: 8.0)
+    one = Ranks(Store(), 0, 2)
     one.own = word(0, 1.0)
     one.words = {1: word(1, 1.0)}
     assert one.cores() == 7.0
@@ -106,9 +106,9 @@ def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: 
 
     heard: list[dict[int, Word]] = []
     waits: list[bool | None] = []
-    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
-    one = ranks.Ranks(store, 0, 2)
-    monkeypatch.setattr(ranks.time, "sleep", wait)
+    monkeypatch.setattr(readings.threading.Thread, "start", lambda thread: None)
+    one = Ranks(store, 0, 2)
+    monkeypatch.setattr(readings.time, "sleep", wait)
     reading = Reading(num_workers=1, num_steps=99, total_s=1.0, blocked_s=0.9, step_s=0.1)
     one.say(Work(load_s=1.5, cpu_s=1.5), reading, is_settled=True, num_switches=0)
     one._exchange()
@@ -121,10 +121,10 @@ def test_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(monkeypatch: 
 
 def test_ranks_that_are_not_heard_any_more_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
-    monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(readings.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(readings.time, "monotonic", lambda: now_s[0])
     said = {"cores": "", "num_cores": 2, "waiting": 0.3}
-    one = ranks.Ranks(Store({f"loadtune/{rank}": json.dumps({"rank": rank} | said) for rank in (0, 1)}), 0, 2)
+    one = Ranks(Store({f"loadtune/{rank}": json.dumps({"rank": rank} | said) for rank in (0, 1)}), 0, 2)
     one._read()
     assert one.peers_wait()
     now_s[0] = 1000.0

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from page_rig import golden, on_cpu
+from page_rig import golden, named, on_cpu
 from torch import nn
 from torch.utils.data import DataLoader
 
 from loadtune import export
+from loadtune.errors import UsageError
 from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
 from loadtune.report.forms import changed_lines, loader_code, step_code
 
@@ -106,3 +107,15 @@ def test_gradients_are_summed_over_batches(precision: Any, own_batches: bool) ->
     exec(step_code(on_cpu(spec, own_batches=own_batches), config), names)
     assert len(num_steps) <= 2, "GradScaler may leave out steps that overflow"
     assert len(num_steps) == 2 or precision == "fp16"
+
+
+def test_an_unknown_form_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="format is 'yaml'; it must be python, pytorch or json"):
+        export(golden(), "yaml")
+
+
+@pytest.mark.parametrize("form", ["python", "pytorch"])
+def test_no_name_gets_out_of_its_comment(form: str) -> None:
+    text = export(named('x:y\nraise SystemExit("out")\r"""\\', golden()), form)
+    compile(text, form, "exec")
+    assert not any(line.startswith("raise") for line in text.splitlines())

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from loadtune.records.telemetry import Progress
-from loadtune.report.live import LiveDisplay
+from loadtune.records.measurement import Progress
+from loadtune.report.terminal import LiveDisplay
 
 
 class Terminal(io.StringIO):

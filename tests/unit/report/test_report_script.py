@@ -8,8 +8,8 @@ from page_rig import config, of_script
 
 from loadtune import export
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.report.forms import script_lines, with_arguments
 from loadtune.report.page import page_view
-from loadtune.report.script import script_lines, with_arguments
 
 OWN = LoaderConfig(batch_size=64, num_workers=4, persistent_workers=False)
 NUMBERS = {"batch_size": (64, 256), "num_workers": (4, 16)}

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records.measurement import Measurement, Window
-from loadtune.statistics.rate import delivered_samples, half_width_fraction
+from loadtune.records.measurement import Measurement, Window, delivered_samples, half_width_fraction
 
 
 def ten_batches(wait_s: float, ahead: tuple[float, float]) -> Window:

@@ -28,7 +28,7 @@ from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.training.describe import Samples
 from loadtune.training.failures import failure_from
 from loadtune.training.loop import EndlessLoader, NoBatchError
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer
 from loadtune.workload.build import loss_of_batches
 from loadtune.workload.loaders import LoaderParts
 

@@ -16,8 +16,7 @@ from loadtune.records.measurement import Window
 from loadtune.records.memory import BatchTry, FitReport
 from loadtune.training import steps
 from loadtune.training.memory import CpuMemory
-from loadtune.training.steps import try_steps
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer, try_steps
 
 CPU = torch.device("cpu")
 

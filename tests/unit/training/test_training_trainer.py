@@ -9,7 +9,7 @@ from torch import nn
 from workload_rig import workload_of
 
 from loadtune.records.config import Recipe, WorkloadSpec
-from loadtune.training.trainer import ResidentModel, Trainer
+from loadtune.training.steps import ResidentModel, Trainer
 from loadtune.workload.build import Workload
 
 CPU = torch.device("cpu")

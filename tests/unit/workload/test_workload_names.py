@@ -8,7 +8,7 @@ import pytest
 import torchvision
 from PIL import Image
 
-from loadtune.changes.transforms import find_transforms
+from loadtune.changes.vision import find_transforms
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
@@ -82,7 +82,8 @@ def test_own_dataset_and_model_are_built_and_examined_without_torchvision():
 import sys; sys.modules["torchvision"] = None
 import loadtune.training.session, loadtune.footprint.estimate
 from loadtune.changes.way import Way
-from loadtune.changes import CHANGES, NotApplicableError
+from loadtune.changes import CHANGES
+from loadtune.records.loading import NotApplicableError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload.build import build_workload
 workload = build_workload(WorkloadSpec(dataset="training_workloads:Images", model="training_workloads:Linear"))

@@ -7,13 +7,23 @@ import pytest
 from page_rig import config, explained, golden, measured, measurement
 
 from loadtune.records.facts import Device
+from loadtune.records.measurement import Telemetry, Timeline
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
-from loadtune.records.telemetry import Telemetry, Timeline
-from loadtune.report.figures import Panel, figures, gains, loading, roofline, timelines
-from loadtune.report.page import MOST_NOTES, board_view, limits_table, page_view
+from loadtune.report.page import (
+    MOST_NOTES,
+    Panel,
+    board_view,
+    figures,
+    gains,
+    limits_table,
+    loading,
+    page_view,
+    roofline,
+    timelines,
+)
 from loadtune.report.tables import trial_table
-from loadtune.statistics.interval import Interval
+from loadtune.statistics import Interval
 
 BEST = golden().best.config
 

@@ -39,7 +39,7 @@ def _hook() -> None:
     """Of the launcher's loadtune alone; where the script would import another one, that stays what it imports."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-    ours = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "__init__.py")
+    ours = os.path.join(os.path.dirname(_HERE), "__init__.py")
     try:
         spec = find_spec("loadtune")
         if spec is None:  # the script's interpreter has none
