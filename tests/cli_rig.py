@@ -133,12 +133,12 @@ def segments(pids):
     return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
 
 
-def until(condition, timeout_s=GONE_S):
+def until(condition, timeout_s=GONE_S, pause_s=0.1):
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(pause_s)
     return True
 
 

@@ -54,7 +54,6 @@ def _crash() -> None:
 
 def _look() -> None:
     info = get_worker_info()
-    assert info is not None
     assert (info.id, info.num_workers, type(info.dataset)) == (0, 2, Samples)
     assert torch.get_num_threads() == 1
 

@@ -121,7 +121,6 @@ def test_a_confirmed_answer_is_on_disk(tmp_path, monkeypatch):
         tune_fake(FakeTraining(), tmp_path, ALL_TRIALS)
     monkeypatch.undo()
     best = load_result(tmp_path).best
-    assert best is not None
     assert resumed(tmp_path, ALL_TRIALS).best.config == best.config
 
 

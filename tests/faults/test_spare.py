@@ -5,13 +5,12 @@ reads nothing of it, and nothing is left.
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import spare_rig
-from cli_rig import segments
+from cli_rig import segments, until
 
 from loadtune.host.gpu import GpuBusy
 from loadtune.inflight import spare as module
@@ -23,20 +22,12 @@ def stand_in(monkeypatch):
     spare_rig.install(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
 
 
-def until(holds, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
-
-
 def ended(spare):
     """What it found and why it ended. All its processes are gone."""
     keeper = spare._process.pid
     pids = {keeper}
-    until(lambda: pids.update(spare_rig.below(keeper)) or spare.poll())
-    until(lambda: not any(map(is_alive, pids)))
+    assert until(lambda: pids.update(spare_rig.below(keeper)) or spare.poll(), 60.0, pause_s=0.005)
+    assert until(lambda: not any(map(is_alive, pids)), 60.0)
     assert segments(map(str, pids)) == []
     return [each.name for each in spare.found], spare.reason
 
@@ -68,16 +59,17 @@ def test_what_the_driver_says_of_the_gpu_comes_along(monkeypatch):
 def test_it_starts_as_the_workers_do(method, capfd):
     before = set(spare_rig.below(os.getpid()))
     made = spare_rig.spare("look", method)
-    until(made.poll, 120.0)
+    assert until(made.poll, 120.0)
     assert [each.code for each in made.found] == [spare_rig.CODE]
     assert made.reason is None
-    until(lambda: len(spare_rig.below(os.getpid()) - before) <= 2)  # multiprocessing's own: server and tracker
+    # What stays is multiprocessing's own: server and tracker.
+    assert until(lambda: len(spare_rig.below(os.getpid()) - before) <= 2, 60.0)
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_does_not_pickle_is_a_reason():
     made = spare_rig.spare(method="spawn", collate_fn=lambda rows: rows)
-    until(made.poll)
+    assert until(made.poll, 60.0)
     assert "did not start" in made.reason
 
 
@@ -91,7 +83,7 @@ def test_its_time_is_limited_and_it_stops_in_every_second_slice(monkeypatch):
                 states.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
         return made.poll()
 
-    until(look)
+    assert until(look, 60.0, pause_s=0.005)
     assert made.reason == "it took more than 0 s of CPU time"
     assert {"T", "R"} <= states
 
@@ -100,7 +92,7 @@ def test_its_time_is_limited_and_it_stops_in_every_second_slice(monkeypatch):
 def test_one_that_hangs_ends_when_it_is_told_or_its_time_is_over(is_asked, monkeypatch):
     monkeypatch.setattr(module, "MOST_S", 600.0 if is_asked else 2.0)
     made = spare_rig.spare("hang")
-    until(lambda: len(spare_rig.below(made._process.pid)) == 2)  # with what the dataset started
+    assert until(lambda: len(spare_rig.below(made._process.pid)) == 2, 60.0)  # with what the dataset started
     if is_asked:
         made.stop()
     assert ended(made) == ([], "its process ended")
@@ -112,4 +104,4 @@ def test_it_ends_with_the_training_that_is_killed():
         pids = [int(each) for each in training.stdout.readline().split()]
         training.kill()
     assert len(pids) == 3
-    until(lambda: not any(map(is_alive, pids)), 10.0)
+    assert until(lambda: not any(map(is_alive, pids)))

@@ -66,11 +66,8 @@ def test_resnet18_is_explained_to_two_per_cent(tmp_path: Path, precision: Precis
     assert again.peak_bytes == pytest.approx(account.peak_bytes, rel=0.01)  # a session that was watched goes on
     assert abs(account.unexplained_bytes) <= 0.02 * account.peak_bytes, account
     assert account.at_peak.activations_bytes > 0.5 * account.peak_bytes
-    assert account.fragmentation_bytes is not None
     assert account.fragmentation_bytes >= 0
-    assert account.outside_bytes is not None
     assert account.outside_bytes > 100 * MIB  # a context and cuDNN
-    assert account.step_s is not None
     assert 0 < account.step_s < 10
     estimate, _ = estimate_step(plan_of_spec(spec, precision), 64)
     assert estimate.at_peak.parameters_bytes == account.at_peak.parameters_bytes
@@ -105,9 +102,6 @@ def test_the_tracer_names_the_lines() -> None:
         (weight * weight).sum().backward()
         del weight
     made, stepped, freed = (line_of(trace.lines, source) for source in ("weight =", "(weight * weight)", "del weight"))
-    assert made.cuda is not None
-    assert stepped.cuda is not None
-    assert freed.cuda is not None
     assert made.cuda.change_bytes == 64 * MIB
     assert [tensor.kind for tensor in stepped.appeared] == ["gradient"]
     assert stepped.cuda.peak_bytes - stepped.cuda.in_use_bytes >= 63 * MIB

@@ -48,12 +48,9 @@ def test_it_describes_what_is_there(training: TrainingClient) -> None:
 def test_an_oom_is_clean_and_the_next_size_fits(training: TrainingClient) -> None:
     fits = training.try_batch(BatchTry(recipe=FAST, batch_size=64))
     assert fits.fits
-    assert fits.peak_bytes is not None
-    assert fits.reserved_peak_bytes is not None
     assert fits.reserved_peak_bytes >= fits.peak_bytes
     before = free_bytes()
     too_large = training.try_batch(BatchTry(recipe=FAST, batch_size=200_000))
-    assert too_large.failure is not None
     assert too_large.failure.kind == "oom"
     assert training.try_batch(BatchTry(recipe=FAST, batch_size=64)).fits
     assert abs(free_bytes() - before) < 1024**3

@@ -105,7 +105,7 @@ def uses(folder: Path, result: Result) -> list[Callable[[], object]]:
         lambda: loadtune.best_loader_kwargs(file),
         lambda: loadtune.best_recipe(file),
         lambda: loadtune.TuningResult.of(result).apply(DataLoader([0] * 640, 64)),
-        *(lambda form=form: loadtune.export(result, form) for form in FORMS),  # type: ignore[misc]
+        *(lambda form=form: loadtune.export(result, form) for form in FORMS),
     ]
 
 
@@ -162,7 +162,6 @@ def test_the_speedup_of_a_short_epoch_is_true(tmp_path: Path, yours: tuple[int, 
     own = YourSettings(batch_size=64, num_workers=yours[0], persistent_workers=yours[1])
     fixed = (Fixed(name="batch_size", value=64), Fixed(name="pin_memory", value=True))
     result = tune_fake(training, tmp_path, config_of(own, fix=fixed))
-    assert result.yours is not None
     before, after = (seconds_of_an_epoch(surface, config) for config in (result.yours, result.best.config))
     assert before / after > 1.5
     assert result.best.speedup.value == pytest.approx(before / after, rel=0.05)

@@ -43,7 +43,6 @@ def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path:
     assert "Your loader is a StatefulDataLoader. It was measured as" in notes
     assert "Samples differ in size. Memory was probed with the largest" in notes
     cells = row(result, "tokens/s")
-    assert cells is not None
     assert f"{result.best.samples_per_s * 2 * result.best.config.batch_size:,.0f}" in cells
     assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()
 
@@ -57,7 +56,7 @@ def test_a_stream_of_unknown_length_that_is_not_shared_out_gets_one_worker_at_th
     assert result.yours.loader.num_workers == 1
     assert any("0 and 1 worker were tried" in note for note in result.notes)
     assert any(message.startswith("a stream of samples of 3×224×224") for message in told)
-    assert not any(name.startswith("epoch of") for name, *_ in best_and_baseline(result).rows)  # type: ignore[union-attr]
+    assert not any(name.startswith("epoch of") for name, *_ in best_and_baseline(result).rows)
     assert row(result, "tokens/s") is None
     assert all(ceiling.limit != "dataset" for ceiling in result.ceilings)
 

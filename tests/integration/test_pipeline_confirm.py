@@ -214,7 +214,6 @@ def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: P
 def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
     training, listen = ends(lambda asked: len(asked) == run)
     result = tune_fake(training, tmp_path, listener=listen)
-    assert result.cut_short is not None
     assert "ended in the confirmation. A larger --time-budget" in result.cut_short
     assert result.best is None
 

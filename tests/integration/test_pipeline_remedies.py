@@ -11,7 +11,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.loading import Examined, Loading
 from loadtune.records.measurement import Progress, TrialFailure
-from loadtune.records.result import Remedies, Result, TriedRemedy, finalist_of
+from loadtune.records.result import Result, TriedRemedy, finalist_of
 from loadtune.report.terminal import terminal_answer
 from loadtune.run.state import read_run
 from loadtune.store import load_result
@@ -30,17 +30,12 @@ def training(**given) -> FakeTraining:
     return FakeTraining(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
 
 
-def found(result: Result) -> Remedies:
-    assert result.remedies is not None
-    return result.remedies
-
-
 def named(result: Result) -> dict[str, TriedRemedy]:
-    return {each.name: each for each in found(result).tried}
+    return {each.name: each for each in result.remedies.tried}
 
 
 def kept(result: Result) -> tuple[str, ...]:
-    config = found(result).config
+    config = result.remedies.config
     return () if config is None else config.remedies
 
 
@@ -52,7 +47,7 @@ def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tm
     assert uint8.code == UINT8.code
     assert result.best.config.remedies == ()
     assert kept(result) == (uint8.name,)
-    together = finalist_of(result.finalists, found(result).config)
+    together = finalist_of(result.finalists, result.remedies.config)
     assert together.samples_per_s == pytest.approx(1.3 * result.best.samples_per_s, rel=0.1)
 
 
@@ -91,13 +86,13 @@ def test_a_resumed_run_goes_on_with_the_changes_that_it_had_examined(tmp_path: P
     assert [trial.config for trial in after.trials] == [trial.config for trial in whole.trials]
     assert not [request for request in going_on.requests if request[0] == "examine"]
     assert named(after)["uint8_transfer"].predicted == named(whole)["uint8_transfer"].predicted
-    assert found(after).config == found(whole).config != after.best.config
+    assert after.remedies.config == whole.remedies.config != after.best.config
     assert load_result(tmp_path).remedies == after.remedies
 
 
 def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(tmp_path: Path) -> None:
     result = tune_fake(training(remedy_gains=TWO), tmp_path, ALL)
-    together = found(result)
+    together = result.remedies
     assert set(kept(result)) == {"uint8_transfer", "batched_fetch"}
     contestant = next(each for each in result.finalists if each.config.remedies)
     assert together.config == contestant.config
@@ -107,8 +102,8 @@ def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(
 
 def test_a_remedy_that_does_not_keep_its_promise_is_shown_and_not_kept(tmp_path: Path) -> None:
     result = tune_fake(training(remedy_gains={"uint8_transfer": 0.8}), tmp_path)
-    assert found(result).gain.value < 1.0
-    assert found(result).config is None
+    assert result.remedies.gain.value < 1.0
+    assert result.remedies.config is None
 
 
 def test_a_run_that_is_cut_short_tells_what_its_trials_showed_and_names_the_changes(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_run_that_went_to_its_end_is_not_resumed_and_stays_as_it_was(tmp_path:
 class Impatient(FakeTraining):
     """Ctrl-C while the workload is built."""
 
-    describe = interrupt  # type: ignore[assignment]
+    describe = interrupt
 
 
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from forked import finished
 from script_rig import FP32, client_of, timed
 
 from loadtune.cli.command import NO_ANSWER
-from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.records.measurement import TrainingRun
 from loadtune.stream.shm_cleanup import is_alive
 
 SCRIPT = """
@@ -114,7 +114,6 @@ def test_all_ranks_train_on_what_is_asked_for_and_start_again_where_one_ends(ran
         if mode == "even":
             os.kill(next(pid for rank, _, pid in notes()[::-1] if rank == 1), signal.SIGKILL)
             failure, _ = timed(training, 40)
-            assert isinstance(failure, TrialFailure)
             assert failure.kind == "crash"
             assert isinstance(timed(training, 24)[0], TrainingRun)
     # One that is killed takes a moment to give its memory back.

@@ -18,7 +18,6 @@ NUMBERS = list(range(24))
 
 def won(loader: LoaderConfig) -> TuningResult:
     result = golden()
-    assert result.best is not None
     best = dataclasses.replace(result.best, config=TrialConfig(loader=loader, recipe=result.best.config.recipe))
     return TuningResult.of(dataclasses.replace(result, best=best, finalists=()))
 
@@ -70,4 +69,4 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
 
 def test_what_is_no_loader_is_refused() -> None:
     with pytest.raises(UsageError, match="apply got a value of type list; it takes"):
-        TuningResult.of(golden()).apply(NUMBERS)  # type: ignore[arg-type]
+        TuningResult.of(golden()).apply(NUMBERS)

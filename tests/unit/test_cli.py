@@ -96,7 +96,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     (asked,) = tuner.asked
     data = WorkloadSpec(dataset="CIFAR10", data_root="d", collate="a.b:collate", image_size=32, num_classes=10, seed=4)
     trained = {"model": "a.b:c", "loss": "train.py:loss", "accumulate": 2, "optimizer": "adamw"}
-    assert asked.workload == replace(data, **trained)  # type: ignore[arg-type]
+    assert asked.workload == replace(data, **trained)
     assert astuple(asked.yours) == (8, 0, True, "fp32", True)
     assert (asked.device, asked.precisions, asked.max_batch_size) == ("cuda", ("fp32", "bf16"), 64)
     assert (asked.max_workers, asked.num_trials, asked.time_budget_s, asked.out, asked.seed) == (2, 3, 9.5, "o", 4)
@@ -241,7 +241,7 @@ def test_a_signal_ends_a_run_once_unless_it_was_ignored(
 def test_a_run_without_an_answer_shows_what_it_saw_and_ends_with_a_code(
     tuner: FakeTuner, ended: dict[str, str], code: int
 ) -> None:
-    tuner.result = replace(tuner.result, **ended, best=None, best_at_your_batch=None)  # type: ignore[arg-type]
+    tuner.result = replace(tuner.result, **ended, best=None, best_at_your_batch=None)
     shown = invoke("run")
     assert shown.exit_code == code
     assert "one measurement, not confirmed" in " ".join(shown.stdout.split())

@@ -45,7 +45,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tunes'"):
-        _ = loadtune.tunes  # type: ignore[attr-defined]
+        _ = loadtune.tunes
 
 
 @pytest.mark.parametrize("form", ["zip", "pyc"])

@@ -52,7 +52,6 @@ OFF_BY = {"mobilenet_v3_large-bf16-sgd": 0.1}
 def test_a_replay_reserves_what_was_reserved_and_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
     told = forecast(name)
     of_the_run_itself, reserved_bytes = told.played(160), RECORDED[name]["traces"]["160"]["reserved_peak_bytes"]
-    assert of_the_run_itself is not None
     assert of_the_run_itself.reserved_peak_bytes == pytest.approx(reserved_bytes, rel=0.015)
     for size, reserved_gib, _ in RECORDED[name]["measured"]:
         outcome = told.played(size)

@@ -12,7 +12,7 @@ from loadtune.model.workers import Work
 
 
 def word(rank: int, cpu_s: float | None = None, **more: object) -> Word:
-    return Word(rank=rank, cores="node 0-15", num_cores=16, cpu_s=cpu_s, **more)  # type: ignore[arg-type]
+    return Word(rank=rank, cores="node 0-15", num_cores=16, cpu_s=cpu_s, **more)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_what_a_partial_gives_is_as_if_it_had_been_typed(given: int | None) -> N
     data = torch.zeros(4, dtype=torch.int64).share_memory_()
     inner: Any = partial(note, data, num_workers=given)
     inner.is_nested = True
-    loader: Any = DataLoader(range(8), num_workers=1, worker_init_fn=partial(inner, rank=7))  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(8), num_workers=1, worker_init_fn=partial(inner, rank=7))
     assert reason_against_init(loader.worker_init_fn, 1) is None
     assert len(list(SwitchingIterator(loader, 3))) == 8
     assert data.tolist() == [321, 322, 323, 0]

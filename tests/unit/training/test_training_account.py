@@ -12,7 +12,6 @@ from loadtune.footprint.account import AllocatorLog
 from loadtune.footprint.estimate import estimate_step
 from loadtune.records.config import OptimizerName, Precision, Recipe, WorkloadSpec
 from loadtune.records.facts import Device
-from loadtune.records.measurement import TrialFailure
 from loadtune.records.memory import StepAccount, block_bytes
 from loadtune.training.memory import CpuMemory
 from loadtune.training.process import Begin
@@ -27,7 +26,7 @@ def test_a_session_measures_the_step_it_was_asked_for() -> None:
     spec = WorkloadSpec(dataset="training_workloads:Images", model="account_rig:Blocks", optimizer="adamw")
     session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), LINE)
     module = session._model.module
-    account = session._measure("bf16", 4, FakeBooks(module.parameters))  # type: ignore[arg-type]
+    account = session._measure("bf16", 4, FakeBooks(module.parameters))
     assert (account.input_shape, account.optimizer, account.batch_size) == ((3, 8, 8), "adamw", 4)
     assert (account.estimated, account.precision) == (False, "bf16")
     assert account.step_s is not None
@@ -36,7 +35,6 @@ def test_a_session_measures_the_step_it_was_asked_for() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
     assert session._model.optimizer is None
     refused = session.account("bf16", 4)
-    assert isinstance(refused, TrialFailure)
     assert refused.kind == "unsupported"
 
 
@@ -54,7 +52,7 @@ def measured(precision: Precision = "fp32", optimizer: OptimizerName = "sgd") ->
     books = FakeBooks(
         lambda: [*parameters, *buffers(), *(p.grad for p in parameters), *trainer.state_tensors(), *batch]
     )
-    return measure_step(trainer, batch, CpuMemory(), books, LINE), books  # type: ignore[arg-type]
+    return measure_step(trainer, batch, CpuMemory(), books, LINE), books
 
 
 @pytest.mark.parametrize(("precision", "optimizer", "copies"), [("bf16", "sgd", 1), ("fp32", "adamw", 2)])

@@ -33,6 +33,7 @@ from loadtune.workload.build import loss_of_batches
 from loadtune.workload.loaders import LoaderParts
 
 CPU = torch.device("cpu")
+HERE = SimpleNamespace(to_device=lambda batch: batch)
 
 
 def rows(num: int = 64) -> list[Any]:
@@ -90,7 +91,7 @@ def ragged(batch: list[Any]) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_function_that_raises_is_named_and_no_sample_is_blamed(num_workers: int) -> None:
-    workload = workload_of(None, loader=LoaderParts.of(DataLoader(rows(), 4, collate_fn=ragged)))  # type: ignore[arg-type]
+    workload = workload_of(None, loader=LoaderParts.of(DataLoader(rows(), 4, collate_fn=ragged)))
     with (
         closing(EndlessLoader(workload, LoaderConfig(batch_size=16, num_workers=num_workers))) as loader,
         pytest.raises(ValueError, match="ragged") as raised,
@@ -109,7 +110,7 @@ def test_a_collate_function_that_raises_is_named_and_no_sample_is_blamed(num_wor
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_what_workers_cannot_be_given_is_named() -> None:
     plain: DataLoader[Any] = DataLoader(
-        rows(),  # type: ignore[arg-type]
+        rows(),
         4,
         num_workers=1,
         collate_fn=lambda batch: batch,
@@ -200,8 +201,7 @@ def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
     samples = samples_of(loader)
     assert (samples.num, samples.num_in_batch) == (8, 8)
     assert samples.num_per_epoch == pytest.approx(100, abs=4)
-    trainer: Any = SimpleNamespace(to_device=lambda batch: batch)
-    assert len(samples.resident(8, trainer)["x"]) == 8
+    assert len(samples.resident(8, HERE)["x"]) == 8
     with closing(
         EndlessLoader(workload_of(None, loader=LoaderParts.of(loader)), LoaderConfig(batch_size=8))
     ) as endless:
@@ -210,11 +210,10 @@ def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
 
 def test_memory_is_probed_with_the_largest_batch_of_a_batch_sampler() -> None:
     batches = [[at] for at in range(40)] + [[at, at + 1, at + 2] for at in range(40)] + [list(range(20))]
-    samples = samples_of(DataLoader(rows(), batch_sampler=batches))  # type: ignore[arg-type]
-    trainer: Any = SimpleNamespace(to_device=lambda batch: batch)
-    assert len(samples.resident(2, trainer, largest=True)["x"]) == 20
+    samples = samples_of(DataLoader(rows(), batch_sampler=batches))
+    assert len(samples.resident(2, HERE, largest=True)["x"]) == 20
     assert samples.num_per_epoch == 40 + 120 + 20
-    assert len(samples.resident(2, trainer)["x"]) in (1, 3), "as the sampler draws them"
+    assert len(samples.resident(2, HERE)["x"]) in (1, 3), "as the sampler draws them"
 
 
 class Text(UserDict[str, Any]):
@@ -267,7 +266,7 @@ def test_workers_of_a_stream_tell_what_the_start_of_an_epoch_takes() -> None:
 def test_the_order_is_the_samplers() -> None:
     found = drawn(DataLoader(rows(10), 4, sampler=[3, 1, 2]), 3)
     assert found == [[3, 1, 2, 3], [1, 2, 3, 1], [2, 3, 1, 2]]
-    again = drawn(DataLoader(rows(10), batch_sampler=[[1], [2, 3]]), 3)  # type: ignore[arg-type]
+    again = drawn(DataLoader(rows(10), batch_sampler=[[1], [2, 3]]), 3)
     assert again == [[1], [2, 3], [1]]
     shuffled = drawn(DataLoader(rows(10), 5, sampler=RandomSampler(rows(10))), 2, batch_size=5)
     assert sorted(itertools.chain(*shuffled)) == list(range(10))

@@ -44,8 +44,7 @@ def run(
     config = LoaderConfig(batch_size=2, num_workers=num_workers, prefetch_factor=prefetch_factor)
     with contextlib.closing(EndlessLoader(workload, config)) as loader:
         loader.next_batch()
-        stand_in: Any = trainer
-        loop = TimedLoop(stand_in, loader, LINE)
+        loop = TimedLoop(trainer, loader, LINE)
         windows = [loop.window(window_s) for _ in range(num_windows)]
         return [window for window in windows if window is not None]
 
@@ -77,7 +76,6 @@ def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_st
 
 def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     windows = run(SleepingTrainer(step_s=SLOW_S), Sleeping(0.0), num_workers=1, num_windows=3)
-    assert windows[-1].queue_end is not None
     assert windows[-1].queue_end > 1  # of the two that one worker keeps ahead
     assert windows[-1].least_unpinned is None  # nothing pins without a GPU
 
@@ -110,12 +108,9 @@ class Scripted:
 
 
 def two_steps(*depths: Depth) -> Window:
-    loader: Any = Scripted(*depths)
-    trainer: Any = SleepingTrainer()
+    trainer = SleepingTrainer()
     trainer.accumulate = 2
-    window = TimedLoop(trainer, loader, LINE).window(0.0)
-    assert window is not None
-    return window
+    return TimedLoop(trainer, Scripted(*depths), LINE).window(0.0)
 
 
 def test_what_the_pinning_thread_did_is_told_from_looks_before_each_batch() -> None:

@@ -152,4 +152,4 @@ def test_the_first_dimension_of_the_first_tensor_counts_in_a_batch_that_comes_re
 def test_tokens_are_elements_of_input_ids() -> None:
     assert num_tokens(padded(3)) == 24
     assert num_tokens((torch.zeros(3), torch.zeros(3))) is None
-    assert num_tokens(namedtuple("Text", ["input_ids"])(torch.ones(2, 3))) == 6  # type: ignore[call-arg]
+    assert num_tokens(namedtuple("Text", ["input_ids"])(torch.ones(2, 3))) == 6
