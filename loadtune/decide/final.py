@@ -3,7 +3,7 @@ every contestant in every round, in balanced order, with three planned looks. Pu
 
 The search's own figures choose who is measured again and are in no mean: the best of many noisy figures is too good to
 be true (simulated: it overclaims by 6% at 5% noise). Looking after every round would find a difference in 7 to 19% of
-comparisons of a configuration with itself (simulated): see `statistics.looks`.
+comparisons of a configuration with itself (simulated): see `statistics.LOOKS`.
 """
 
 import math
@@ -264,12 +264,14 @@ class Verdict:
         return {config for config, _ in failed if is_barred([each for other, each in failed if other == config])}
 
     def needed(self, among: Sequence[TrialConfig]) -> list[TrialConfig]:
-        """What the answer is made of: the best rival so far, the baseline, the two best rivals at its batch size."""
+        """What the answer is made of, what matters most first: the baseline, the best rival so far at its batch size,
+        which is the headline, the best rival, and the second at that size."""
         scores = {each.config: each.score for each in self.finalists}
         ranked = sorted((c for c in among if c not in self.barred), key=lambda config: -scores.get(config, 0.0))
         rivals = [config for config in ranked if config != self.yours and not config.remedies]
         at_batch = [config for config in rivals if self.yours and config.batch_size == self.batch_size]
-        return [*rivals[:1], *at_batch[:2], *(config for config in ranked if config == self.yours)]
+        own = [config for config in ranked if config == self.yours]
+        return list(dict.fromkeys([*own, *at_batch[:1], *rivals[:1], *at_batch[1:2]]))
 
     @property
     def _own(self) -> Finalist | None:
@@ -298,8 +300,8 @@ class Final:
 
     Rounds, in each of them what matters most first. Who fails is run once more at the end of the round, and is out with
     a second failure. Those whom the answer needs are run once whatever the time. Where a round does not fit into the
-    time left, one of the needed alone may. Beyond `MIN_RUNS` rounds it has to fit though one run lasts twice as long.
-    Who misses a round is not run any more, so that each n-th figure is of the n-th round.
+    time left, one of as many of them as fit may. Beyond `MIN_RUNS` rounds it has to fit though one run lasts twice as
+    long. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
     """
 
     configs: Sequence[TrialConfig]
@@ -328,7 +330,8 @@ class Final:
             yield from self._round(number, turn)
 
     def _fitting(self, number: int, order: Sequence[TrialConfig], before: Verdict) -> list[TrialConfig]:
-        """The whole round, or of it those that the answer needs, or nobody. The first is whole, with these ahead."""
+        """The whole round, or of it those that the answer needs, or two of these at the least, or nobody. The first is
+        whole, with these ahead."""
         num_ran = self._num_ran
         turn = [config for config in order if num_ran[config] >= number and config not in before.barred]
         if max(num_ran.values(), default=0) > number + 1:
@@ -336,9 +339,11 @@ class Final:
         first = before.needed(turn)
         if number == 0:
             return sorted(turn, key=lambda config: config not in first)
-        alone, spared_s = [config for config in turn if config in first], max(self._took_s.values(), default=0.0)
+        spared_s = max(self._took_s.values(), default=0.0)
         left_s = max(0.0, self.left_s() - (spared_s if number >= MIN_RUNS else 0.0))
-        lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in (turn, alone))
+        fewer = (first[:num] for num in range(len(first), min(1, len(first) - 1), -1))
+        alone = ([config for config in turn if config in some] for some in (turn, *fewer))
+        lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in alone)
         return next((who for who, seconds in lasting if seconds <= left_s), [])
 
     def _round(self, number: int, turn: Sequence[TrialConfig]) -> Iterator[TrialConfig]:

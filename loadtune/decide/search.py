@@ -61,8 +61,8 @@ class Search:
     """Those of them that can run, by all that is known now."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds in which the run may still measure."""
-    num_beside: int = 1
-    """Contestants of the final that stand beside the best one in any case."""
+    batch_size: int | None = None
+    """That the user gave, at which the final has two contestants. None: none."""
     trials: list[Trial] = field(default_factory=list)
     """Also those of before an interruption. What failed is for `feasible` to know."""
     broken: str | None = None
@@ -94,7 +94,7 @@ class Search:
         """Of those expected to be best, where nothing ran yet, or what ran no longer fits."""
         points = points_at(configs, self.job)
         mean = model.mean(points)
-        needed_s = self._needs_s(self._takes_s(configs, np.exp(mean)), 0.0, 1)
+        needed_s = self._needs_s(self._takes_s(configs, np.exp(mean)), self._beside_s(configs), 0.0, 1)
         at = int(np.where(mean >= mean.max() + math.log(1 - SAME), needed_s, math.inf).argmin())
         asked = Next(config=configs[at], predicted=of_segment(model.predict(points[[at]]), 0))
         return asked if needed_s[at] <= self.left_s() else ""
@@ -104,36 +104,39 @@ class Search:
         left_s, points = self.left_s(), points_at(configs, self.job)
         mean, most = model.mean(points), model.most(points)
         took_s = self._takes_s(configs, np.exp(mean))
-        best_s = float(took_s[places[int(mean[places].argmax())]])
-        longer = self._needs_s(took_s, best_s, MIN_RUNS) > left_s
+        best_at, beside_s = places[int(mean[places].argmax())], self._beside_s(configs)
+        best_s = float(took_s[best_at])
+        longer = self._needs_s(took_s, beside_s, best_s, MIN_RUNS) > left_s
         own = self.space.nearest(self.yours) if self.yours else None
         if longer.all() and all(configs[at] == own for at in places):
-            longer = self._needs_s(took_s, best_s, 1) > left_s
+            longer = self._needs_s(took_s, beside_s, best_s, 1) > left_s
         faster = np.minimum(mean, most) > mean[places].max() + math.log1p(SAME)
         highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
         weighed = sorted({*(at for at in highest if not longer[at]), *places})
         tried = [weighed.index(at) for at in places]
-        spare_s = left_s - MIN_RUNS * (best_s + self._beside_s)
+        spare_s = left_s - MIN_RUNS * (best_s + float(beside_s[best_at]))
         at, predicted, expected = propose(model, points[weighed], tried, took_s[weighed], spare_s, most[weighed])
         if expected < SAME and (longer & faster).any():
             return ""
         held = [trial.held for trial in self.trials if trial.held is not None]
         if expected < ENOUGH and len(held) >= HELD and all(held[-HELD:]):
             return "no other configuration is likely to be faster"
-        if expected < 0 or (expected < GAIN and self._needs_s(took_s, best_s, LOOKS[0], OTHERS)[weighed[at]] > left_s):
+        if expected < 0 or (
+            expected < GAIN and self._needs_s(took_s, beside_s, best_s, LOOKS[0], OTHERS)[weighed[at]] > left_s
+        ):
             return ""
         return Next(config=configs[weighed[at]], predicted=predicted, expected=expected)
 
-    def _needs_s(self, took_s: Array, best_s: float, num_runs: int, num_others: int = 0) -> Array:
+    def _needs_s(self, took_s: Array, beside_s: Array, best_s: float, num_runs: int, num_others: int = 0) -> Array:
         """Seconds for a trial of each, and for a final of so many runs of it, or of the best so far where that lasts
         longer, and of those beside it."""
-        round_s = np.maximum(took_s, best_s) + self._beside_s + num_others * self.trial_s
+        round_s = np.maximum(took_s, best_s) + beside_s + num_others * self.trial_s
         return np.asarray(took_s + num_runs * round_s)
 
     def final_s(self, num_runs: int) -> float:
         """Seconds that the final needs for so many runs of the best so far, and of those beside it."""
         best = next(iter(self.ranked()), None)
-        return 0.0 if best is None else num_runs * (self.lasts_s(best) + self._beside_s)
+        return 0.0 if best is None else num_runs * (self.lasts_s(best) + float(self._beside_s([best])[0]))
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured."""
@@ -224,11 +227,15 @@ class Search:
         more_s = np.mean([each.seconds for each in measured] - shortest_s) if known else 0.0
         return expected_seconds(configs, rates, self.job.sample_s) + max(0.0, float(more_s))
 
-    @property
-    def _beside_s(self) -> float:
-        """Of a round of the final beside its best contestant."""
+    def _beside_s(self, configs: Sequence[TrialConfig]) -> Array:
+        """Of a round of the final beside its best contestant, if that is each of these: the user's own, the two best at
+        the user's batch size, of which the best may be one, and one with changes of the code."""
         own_s = self.trial_s if self.yours is None else self.lasts_s(self.yours)
-        return own_s + (self.num_beside - 1) * self.trial_s
+        others = [] if self.batch_size is None else [c for c in self.best_at(self.batch_size) if c != self.yours][:2]
+        at_batch = [self.lasts_s(config) for config in others]
+        changed_s = self.trial_s if self.space.codes else 0.0
+        is_one = np.array([config.batch_size == self.batch_size for config in configs])
+        return own_s + changed_s + math.fsum(at_batch) - np.where(is_one, max(at_batch, default=0.0), 0.0)
 
     def _rates(self, configs: Sequence[TrialConfig]) -> Array:
         """Expected samples/s. Without a model as they were measured, and 0 where they were not."""

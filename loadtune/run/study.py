@@ -72,7 +72,7 @@ def _search(run: Run, facts: WorkloadFacts, searched: SearchSpace, stack: Stack 
         yours=yours if yours and searched.has(yours) else None,
         feasible=partial(feasible, state, facts, run.host_now),
         left_s=lambda: budget.measuring_s - (changes_s() if may_change and run.journal.stage_name == "study" else 0.0),
-        num_beside=1 + (state.config.yours.batch_size is not None) + bool(searched.codes),
+        batch_size=state.config.yours.batch_size,
         trials=state.trials,  # also of before an interruption, or of the search without changes of the code
     )
 

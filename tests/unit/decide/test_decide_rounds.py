@@ -16,12 +16,12 @@ FAILURE = TrialFailure(kind="crash", phase="training", message="")
 RUN = measured(100.0)
 
 
-def ran(until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=()):
+def ran(until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=(), needed=(A, B)):
     class Told(Verdict):
         seen = property(lambda self: [run for each in self.finalists for run in each.runs])
 
         def needed(self, among):
-            return (A, B)
+            return needed
 
         def undecided(self):
             return undecided(self.seen)
@@ -84,6 +84,7 @@ def test_the_needed_run_whatever_the_time_and_the_others_while_it_lasts(until_s,
 def test_a_round_is_whole_or_of_the_needed_alone_where_that_is_too_long():
     assert ran(65.0) == [A, B, C, C, B, A]
     assert ran(55.0) == [A, B, C, B, A]
+    assert ran(55.0, needed=(A, B, C)) == [A, B, C, B, A], "of the needed as many as fit"
     assert ran(45.0) == [A, B, C]
     assert ran(35.0) == [A, B, C]
     assert ran(25.0) == [A, B]

@@ -71,6 +71,14 @@ def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_trie
     assert found.lasts_s(asked.config) <= 20.0
 
 
+@pytest.mark.parametrize(("batch_size", "round_s"), [(None, 20.0), (BASELINE.batch_size, 30.3), (256, 46.4)])
+def test_the_final_has_two_contestants_at_a_given_batch_size(batch_size: int | None, round_s: float) -> None:
+    """Beside the baseline and the best, which may be one of them. Each run takes 10 s; larger batches last longer."""
+    trials = [trial(number, SURFACE.training_rate(config), config) for number, config in enumerate((BASELINE, OTHER))]
+    found = Search(job=JOB, space=SPACE, yours=BASELINE, trials=trials, batch_size=batch_size)
+    assert found.final_s(2) == pytest.approx(2 * round_s, rel=0.02)
+
+
 OTHER = SPACE.nearest(replace(BASELINE, loader=replace(BASELINE.loader, num_workers=4)))
 SHORT = ""
 """Of time."""
