@@ -5,7 +5,7 @@
 
 A run takes one recorded loop, cuts it at a random place into before and after, and looks at the part after as the tuner
 in flight does; the seconds of its steps are divided by the true gain first. *Before*: a look every 8 steps, two
-standard errors, as it was until 2026-11-27. *Now*: `loadtune.statistics`. *A-B-A*: the same, and back to the
+standard errors, as it was until 2026-11-27. *Now*: `records.statistics`. *A-B-A*: the same, and back to the
 settings before for as many blocks as the look had that told. ``--record`` adds loops of this machine to
 ``measured/steps-JOB.json``: alone, and beside a process that computes all the time, or now and then.
 """
@@ -28,13 +28,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import loadtune.statistics
 from loadtune.decide.final import LOOKS as ROUNDS
 from loadtune.decide.final import Verdict
+from loadtune.records import statistics as judging
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Attempt
-from loadtune.statistics import LOOKS, bracket, ratio
+from loadtune.records.statistics import LOOKS, bracket, ratio
 
 FOLDER = Path(__file__).parent / "measured"
 UNIT_S = 1e-4
@@ -70,7 +70,7 @@ SWEEP = [
 def block_size(step_s, num_workers):
     """Steps of a block, as `loadtune.decide.steps` makes them: whole turns of all workers that last long enough."""
     turn = max(1, num_workers)
-    return turn * max(1, math.ceil(loadtune.statistics.BLOCK_S / (turn * max(1e-6, step_s)) - 1e-6))
+    return turn * max(1, math.ceil(judging.BLOCK_S / (turn * max(1e-6, step_s)) - 1e-6))
 
 
 def blocks(steps_s, size):
@@ -231,7 +231,7 @@ def sweep(loops: Sequence[Loop], num_runs: int) -> Iterator[str]:
     """What other blocks, and other drifts, would tell of equal settings and of a gain of 1.1."""
     yield "| before | looks | block, s | drift | of equal | recorded later | steady loops | gain of 1.1 | s, median |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for num_before, sizes, loadtune.statistics.BLOCK_S, loadtune.statistics.DRIFT in SWEEP:
+    for num_before, sizes, judging.BLOCK_S, judging.DRIFT in SWEEP:
         same, faster = (
             runs_of(partial(planned, sizes=sizes, num_before=num_before), loops, num_runs, gain) for gain in (1.0, 1.1)
         )
@@ -242,9 +242,7 @@ def sweep(loops: Sequence[Loop], num_runs: int) -> Iterator[str]:
         shares.append(told_share(gains, "gain"))
         median_s = statistics.median(each.seconds for each in gains if each.outcome == "gain")
         cells = " | ".join(f"{100 * share:.1f}%" for share in shares)
-        setting = (
-            f"{num_before} | {', '.join(map(str, sizes))} | {loadtune.statistics.BLOCK_S} | {loadtune.statistics.DRIFT}"
-        )
+        setting = f"{num_before} | {', '.join(map(str, sizes))} | {judging.BLOCK_S} | {judging.DRIFT}"
         yield f"| {setting} | {cells} | {median_s:.1f} |"
 
 

@@ -26,17 +26,16 @@ from typing import Any
 import msgspec
 from workloads import spec_of
 
-from loadtune.decide.bounds import fits_host
-from loadtune.decide.segment import Segment
+from loadtune.decide.search import Segment
 from loadtune.decide.space import SearchSpace
 from loadtune.host.machine import choose_device, machine_probes, read_host
 from loadtune.host.telemetry import Sampler
+from loadtune.model.workers import fits_host
 from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, Telemetry, TrialFailure, Window
 from loadtune.run.calibration import calibrate, search_space, start
-from loadtune.run.measure import Run
-from loadtune.run.state import State
+from loadtune.run.state import Run, State
 from loadtune.training.client import TrainingClient
 
 SIZES = (16, 64, 256, 1024)

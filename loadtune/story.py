@@ -13,8 +13,7 @@ from loadtune.report.notes import cached_text, cautions, growth_text, line
 from loadtune.report.page import PAGE_FILE, write_page
 from loadtune.run.calibration import calibrate, restore, search_space, start, verify_memory
 from loadtune.run.confirmation import confirmation
-from loadtune.run.measure import Run
-from loadtune.run.state import Journal, State
+from loadtune.run.state import Journal, Run, State
 from loadtune.run.study import changes, hung, study
 from loadtune.store import LOG_FILE, RESULT_FILE, RUN_FILE, owned, write_result
 from loadtune.units import seconds_text

@@ -15,7 +15,7 @@ from loadtune.records.result import (
     RooflinePoint,
     Trial,
 )
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 from loadtune.store import load_result
 
 GOLDEN = Path(__file__).parent / "golden" / "result.json"

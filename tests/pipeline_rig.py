@@ -17,8 +17,7 @@ from loadtune.records.config import TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.measurement import Progress
 from loadtune.records.result import Result
-from loadtune.run.measure import Run
-from loadtune.run.state import State
+from loadtune.run.state import Run, State
 from loadtune.seams import Listener
 from loadtune.story import tune_on
 

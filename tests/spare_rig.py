@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from loadtune.records.loading import Examined, Loading, Values
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 
 CODE = "import copy\ndataset.transform = cheaper  # of a rig"
 _trying: list[object] = []

@@ -28,20 +28,19 @@ from loadtune.api.given import (
     whole,
     with_command,
 )
-from loadtune.decide.baseline import problems
-from loadtune.decide.bounds import caps_of
 from loadtune.decide.ceiling import MemoryProbe, verifying_seconds
+from loadtune.decide.space import problems
 from loadtune.errors import UsageError, one_of
 from loadtune.host.machine import choose_device, machine_probes, read_host
 from loadtune.host.telemetry import Sampler
+from loadtune.model.workers import caps_of
 from loadtune.records.config import PRECISIONS, LiveObjects, Precision, Recipe, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.result import Result
 from loadtune.report.sentences import warning
 from loadtune.report.terminal import LiveDisplay
-from loadtune.run.measure import Run
-from loadtune.run.state import State
+from loadtune.run.state import Run, State
 from loadtune.script.process import ScriptProcess
 from loadtune.script.protect import protection_here
 from loadtune.seams import Listener, drive

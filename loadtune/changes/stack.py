@@ -15,12 +15,12 @@ from loadtune.model.fit import ThroughputModel, points_at
 from loadtune.model.resources import Job, Points
 from loadtune.records.config import TrialConfig
 from loadtune.records.loading import Examined
-from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.measurement import GAIN, ComputePoint, TrialFailure
 from loadtune.records.result import TriedRemedy
+from loadtune.records.statistics import Interval
 from loadtune.seams import Training
-from loadtune.statistics import Interval
 
-WORTH_TRYING = 1.03
+WORTH_TRYING = 1 + GAIN
 """Expected gain from which on a change is tried."""
 
 OF_LEFT = 0.25

@@ -20,7 +20,7 @@ from loadtune.changes.change import CHANGES, FEWEST_EXAMINED, Change, in_order, 
 from loadtune.changes.way import Opens, Way, few_of
 from loadtune.host.processes import loading_s
 from loadtune.records.loading import Examined, Loading, NotApplicableError, Values
-from loadtune.statistics import Interval, around_ratio, t
+from loadtune.records.statistics import Interval, around_ratio, t
 from loadtune.workload.batches import Batch, map_tensors, num_bytes, tensors_of
 from loadtune.workload.loaders import one_thread
 from loadtune.workload.user_code import last_line

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from loadtune.decide.inflight import Reading
 from loadtune.model.workers import Loop, Work, batch_s
 from loadtune.records.loading import Examined
-from loadtune.statistics import BLOCK_S, LOOKS, t
+from loadtune.records.statistics import BLOCK_S, LOOKS, t
 
 MISSED = 0.01
 """Share of the loop's rate that the process beside it may take."""

@@ -26,7 +26,7 @@ from loadtune.records.measurement import (
     is_barred,
 )
 from loadtune.records.result import Attempt, Finalist, Unconfirmed, UnconfirmedReason, Winner, failures_of, measured_of
-from loadtune.statistics import Interval, around_ratio, spread_between, t
+from loadtune.records.statistics import Interval, around_ratio, spread_between, t
 
 LOOKS = (3, 5, 8)
 """Rounds of the final after which its figures are looked at; the last is the end."""

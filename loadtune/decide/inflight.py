@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from loadtune.model.workers import HAND_COST_S, Loop, Work, batch_s, fewest, most_by_cores
-from loadtune.statistics import LOOKS, Interval, bracket, ratio
+from loadtune.records.statistics import LOOKS, Interval, bracket, ratio
 
 ACT = 0.025
 """Share of the time that a loop waits from which on something is done, and that a change must be predicted to save."""
@@ -42,8 +42,6 @@ WIDE = 1.1
 CLEAR = 1.5
 """Gain that needs no second comparison where the workers' clocks predicted it: it is at most so many times as large as
 predicted, and at least half of that on the logarithm; and no worker had to queue for a core before it."""
-PHASE = LOOKS[1]
-"""Blocks of steps, 2 s or more, for which the user's workers deliver once more, and the new ones after them."""
 REST_S = 8.0
 """Seconds for which the new workers have delivered before that: a script that ends soon is not held up by it."""
 IDLE = 0.65
@@ -196,7 +194,7 @@ def is_due(state: State, num_blocks: int) -> bool:
         case "judging":
             return not state.is_for_next and any(state.seen < size <= num_blocks for size in LOOKS)
         case "comparing" | "resting":
-            return num_blocks >= PHASE
+            return num_blocks >= LOOKS[1]
     return state.stage == "watching"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from loadtune.decide.inflight import Reading
-from loadtune.statistics import BLOCK_S, LOOKS
+from loadtune.records.statistics import BLOCK_S, LOOKS
 
 GROUP = 8
 """Steps between two looks at the figures; half of the fewest that say anything."""

@@ -19,7 +19,7 @@ from loadtune.records.loading import Examined, LoadingStep
 if TYPE_CHECKING:
     from loadtune.decide.inflight import Reading
     from loadtune.model.workers import Work
-    from loadtune.statistics import Interval
+    from loadtune.records.statistics import Interval
 
 TEST_VARIABLE = "LOADTUNE_RAISE"
 """Set in tests: an error of the tuner ends the script instead of the tuner."""
@@ -163,7 +163,7 @@ class Account:
         more, else of batches. None: the user's were kept, or nothing was compared."""
         if self.kept_workers in (None, self.own_workers):
             return None
-        from loadtune.statistics import Interval, ratio
+        from loadtune.records.statistics import Interval, ratio
 
         if self.kept_workers == self.num_workers and min(len(self.first_epochs_s), len(self.epochs_s)) > 1:
             return ratio(self.epochs_s, self.first_epochs_s, num_looks=1)

@@ -32,7 +32,7 @@ from loadtune.inflight.readings import Ranks
 from loadtune.inflight.spare import Advice
 from loadtune.model.workers import MOST, Queued, Work, most_workers
 from loadtune.records.loading import KEPT_STEPS, changes_text
-from loadtune.statistics import LOOKS
+from loadtune.records.statistics import LOOKS
 from loadtune.stream import torch_private as private
 from loadtune.stream.looks import Looks
 from loadtune.stream.pool import RandomSamplesError

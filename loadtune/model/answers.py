@@ -19,7 +19,7 @@ from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import GAIN, Measurement
 from loadtune.records.result import Bottleneck, ChangeKind, Finalist, Part, ResourceLimit, RooflinePoint, Trial
-from loadtune.statistics import Interval, around_ratio
+from loadtune.records.statistics import Interval, around_ratio
 
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""

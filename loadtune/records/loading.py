@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 from loadtune.units import percent_text, plain
 
 KEPT_STEPS = 8

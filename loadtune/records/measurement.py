@@ -12,7 +12,7 @@ from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records.config import Precision, Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.loading import LoadingStep
-from loadtune.statistics import Interval, around, mean_of_series
+from loadtune.records.statistics import Interval, around, mean_of_series
 from loadtune.units import counted
 
 

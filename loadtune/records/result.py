@@ -10,7 +10,7 @@ from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.loading import LoadingStep
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
-from loadtune.statistics import Interval, around
+from loadtune.records.statistics import Interval, around
 
 Resource = Literal["workers", "cores", "pinning", "main", "device"]
 """``workers`` the worker processes that load samples; ``cores`` the usable CPU cores, shared by loading and training;

@@ -5,8 +5,8 @@ the answer, in whole sentences. Without these a configuration would be missing a
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median_low
 
-from loadtune.decide.baseline import ASSUMED_BATCH
 from loadtune.decide.final import Verdict
+from loadtune.decide.space import ASSUMED_BATCH
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice

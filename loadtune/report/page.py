@@ -19,10 +19,10 @@ from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Bottleneck, Resource, Result, RooflinePoint, finalist_of
+from loadtune.records.statistics import Interval
 from loadtune.report import sentences, tables
 from loadtune.report.forms import changes_code, loader_code, script_lines, step_code
 from loadtune.report.tables import banner, peak_bytes
-from loadtune.statistics import Interval
 from loadtune.store import load_result, result_files, write_whole
 from loadtune.units import MISSING, bytes_text, counted, number_text, percent_text, rate_text, ratio_text, seconds_text
 

@@ -25,7 +25,7 @@ from loadtune.records.result import (
     finalist_of,
     measured_of,
 )
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {

@@ -14,6 +14,7 @@ from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.measurement import Measurement, Telemetry, compute_fraction
 from loadtune.records.memory import FootprintReport, LayerFootprint, StepAccount
 from loadtune.records.result import Result, Winner, finalist_of
+from loadtune.records.statistics import Interval
 from loadtune.report.sentences import (
     FAILURE_TEXT,
     PRECISION_TEXT,
@@ -24,7 +25,6 @@ from loadtune.report.sentences import (
     recipe_text,
     titles_text,
 )
-from loadtune.statistics import Interval
 from loadtune.units import MISSING, bytes_text, count_text, counted, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:

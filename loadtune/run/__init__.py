@@ -1,1 +1,1 @@
-"""A run: what it has found, says and keeps, and its time (`state`); how it times (`measure`)."""
+"""Does what `decide` says: a run (`state`) and its stages."""

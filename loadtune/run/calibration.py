@@ -7,20 +7,28 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from loadtune.decide.baseline import assumed_settings, baseline, problems, with_facts
-from loadtune.decide.bounds import caps_of
 from loadtune.decide.ceiling import MemoryProbe, verifying_seconds
 from loadtune.decide.final import LOOKS
 from loadtune.decide.recipe import LARGE, Recipes
-from loadtune.decide.search import FEWEST_RUNS, Search
-from loadtune.decide.segment import FEWEST_STEPS, WARM_STEPS
-from loadtune.decide.space import USUAL, SearchSpace, batch_sizes, fixed_or, largest_batches, worker_counts
+from loadtune.decide.search import FEWEST_RUNS, FEWEST_STEPS, WARM_STEPS, Search
+from loadtune.decide.space import (
+    USUAL,
+    SearchSpace,
+    assumed_settings,
+    baseline,
+    batch_sizes,
+    fixed_or,
+    largest_batches,
+    problems,
+    with_facts,
+    worker_counts,
+)
 from loadtune.errors import ResultError, TrainingError, UsageError, WorkloadError
+from loadtune.model.workers import caps_of
 from loadtune.records.config import Precision
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint, Window
-from loadtune.run.measure import Run
-from loadtune.run.state import Resumable, read_run
+from loadtune.run.state import Resumable, Run, read_run
 from loadtune.seams import drive
 from loadtune.store import RESULT_FILE, load_result
 from loadtune.units import counted, seconds_text

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from loadtune.changes.stack import Stack
 from loadtune.decide.final import LOOKS, MIN_RUNS, Final, Verdict
-from loadtune.decide.search import Search
+from loadtune.decide.search import FEWEST_STEPS, WARM_STEPS, Search
 from loadtune.decide.space import SearchSpace, largest_batches
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records.config import LoaderConfig, TrialConfig
 from loadtune.records.measurement import SAME, ComputePoint, compute_fraction, compute_rate, raise_for_the_user
 from loadtune.records.result import Finalist, Remedies, finalist_of
-from loadtune.run.measure import Run
-from loadtune.run.state import Resumable, State
+from loadtune.run.state import Resumable, Run, State
 
-COMPUTE_STEPS = 4
+COMPUTE_STEPS = WARM_STEPS + FEWEST_STEPS
 """Fewest steps of a compute point: one or more to warm up, two to time."""
 
 MOST_TIMINGS = 3
@@ -29,7 +28,7 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
     state, journal, budget, end = run.state, run.journal, run.budget, None
     with journal.stage("confirm"):
         answer_s = budget.measuring_s - search.trial_s  # a run may last longer than expected
-        configs = contestants(state, search, answer_s, answer_s * MIN_RUNS / LOOKS[0])
+        configs = contestants(state, search, answer_s, answer_s * MIN_RUNS / LOOKS[0], budget.measuring_s)
         verdict = Verdict(
             ran=tuple(state.confirmed),
             yours=state.yours,
@@ -59,15 +58,25 @@ def confirmation(run: Run, search: Search, stack: Stack | None) -> None:
             raise_for_the_user(None if each.config.remedies else each.failure)
 
 
-def contestants(state: Resumable, search: Search, answer_s: float, spare_s: float) -> list[TrialConfig]:
+def contestants(
+    state: Resumable, search: Search, answer_s: float, spare_s: float, left_s: float = math.inf
+) -> list[TrialConfig]:
     """Who is measured again, what matters most first.
 
     In any case: the best, the baseline, the best that is not the baseline, the two best at the user's batch size, and
     those that were measured again before an interruption. Each other one where all can be measured twice in time:
     changes of the code, headroom, and what one would type without measuring, in ``answer_s`` s, others in ``spare_s``.
+    What cannot be run twice beside the baseline in ``left_s`` s would prove nothing: it gives way to the best that can.
     """
     yours, own_size, ranked = state.yours, state.config.yours.batch_size, _ranked(state, search)
     at_batch = [] if own_size is None else search.best_at(own_size)
+    own_s = 0.0 if yours is None else search.lasts_s(yours)
+
+    def provable(configs: list[TrialConfig]) -> list[TrialConfig]:
+        able = [c for c in configs if c != yours and MIN_RUNS * (search.lasts_s(c) + own_s) <= left_s]
+        return [c for c in configs if c == yours or c in able] if able else configs
+
+    ranked, at_batch = provable(ranked), provable(at_batch)
     rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_batch))
     needed = [*ranked[:1], yours, *rivals[:1], *at_batch[:2], *(each.config for each in state.confirmed)]
     picked = [config for config in dict.fromkeys(needed) if config is not None]

@@ -84,7 +84,7 @@ class SearchStudy:
         if first is not None:
             self._study.enqueue_trial(self._space.point(first))
         self._asked = self._study.ask(self._distributions)
-        return first or self._space.at(self._asked.params)
+        return first or self._space.nearest(self._space.at(self._asked.params))
 
     def tell(self, trial: Trial) -> None:
         """What came of the configuration that was asked for."""

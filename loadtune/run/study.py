@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from loadtune.changes import Situation
 from loadtune.changes.stack import EXAMINE_S, OF_LEFT, Stack
-from loadtune.decide.bounds import fits_host, shm_refusal
 from loadtune.decide.final import MIN_RUNS
 from loadtune.decide.search import Search, model_job, rules_out
 from loadtune.decide.space import EPOCH_STEPS, SearchSpace, largest_batches
+from loadtune.model.workers import fits_host, shm_refusal
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import raise_for_the_user
 from loadtune.records.result import Failed, Remedies, Trial
-from loadtune.run.measure import Run
-from loadtune.run.state import Resumable
+from loadtune.run.state import Resumable, Run
 from loadtune.store import STUDY_FILE
 from loadtune.units import counted, seconds_text
 

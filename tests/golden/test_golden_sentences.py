@@ -17,9 +17,9 @@ from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.loading import Examined, LoadingStep, Values
 from loadtune.records.measurement import Progress
 from loadtune.records.result import Finalist, Result
+from loadtune.records.statistics import Interval
 from loadtune.report.sentences import best_with_changes, bottleneck_sentence, limit_sentences
 from loadtune.report.terminal import progress_line, terminal_answer
-from loadtune.statistics import Interval
 from loadtune.stream.sample_table import Loading, did_not_return_text
 from loadtune.units import bytes_text, counted, percent_text, seconds_text
 

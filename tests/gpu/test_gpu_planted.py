@@ -16,8 +16,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfi
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement
 from loadtune.records.result import Bottleneck, Finalist
-from loadtune.run.measure import Run
-from loadtune.run.state import State
+from loadtune.run.state import Run, State
 from loadtune.training.client import TrainingClient
 
 pytestmark = pytest.mark.gpu

@@ -7,9 +7,8 @@ import pytest
 from fakes import GIB, FakeTraining, Surface, fake_facts, fake_host
 from pipeline_rig import tune_fake
 
-from loadtune.decide.bounds import prefetch_bytes
 from loadtune.errors import UsageError, WorkloadError
-from loadtune.model.workers import SHM_SHARE
+from loadtune.model.workers import SHM_SHARE, prefetch_bytes
 from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device
 from loadtune.records.measurement import FailureKind, TrainingRun, TrialFailure, Window

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loadtune.decide.segment import Segment
+from loadtune.decide.search import Segment
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, samples_per_s
-from loadtune.run.measure import SEGMENT_S, WINDOW_S
+from loadtune.run.state import SEGMENT_S, WINDOW_S
 from loadtune.training.loop import window_ends
 
 NUM_WORKERS = 16

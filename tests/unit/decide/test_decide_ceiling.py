@@ -7,9 +7,9 @@ from fakes import GIB, FakeTraining, Surface, fake_host
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.decide.bounds import fits_host, prefetch_bytes
 from loadtune.decide.ceiling import MemoryProbe
 from loadtune.errors import NothingFitsError, WorkloadError
+from loadtune.model.workers import fits_host, prefetch_bytes
 from loadtune.records.config import LoaderConfig, Recipe
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport

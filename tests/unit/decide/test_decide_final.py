@@ -1,5 +1,6 @@
 """The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,9 +16,9 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfi
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure
 from loadtune.records.result import Attempt
+from loadtune.records.statistics import Interval
 from loadtune.run.confirmation import contestants
 from loadtune.run.state import Resumable
-from loadtune.statistics import Interval
 
 CPU = Device(kind="cpu", name="CPU")
 
@@ -49,16 +50,19 @@ def picked_in(
     ranked: Sequence[TrialConfig] = (LEADER, SECOND, AT_YOURS),
     at_your_batch: Sequence[TrialConfig] = (),
     kept: Sequence[TrialConfig] = (),
+    left_s: float = math.inf,
+    leader_s: float = 10.0,
 ) -> tuple[TrialConfig, ...]:
-    """Of what a search found. Each takes 10 s. In any case: the leader, yours."""
+    """Of what a search found. Each takes 10 s, if nothing else is given. In any case: the leader, yours."""
     search: Any = SimpleNamespace(ranked=lambda: ranked, best_at=lambda size: at_your_batch)
     search.changed = search.highest = lambda: None
     search.roomiest = lambda *than: None if than else small
-    search.feasible, search.lasts_s, search.space = list, lambda config: 10.0, SimpleNamespace(recipes={})
+    search.feasible, search.space = list, SimpleNamespace(recipes={})
+    search.lasts_s = lambda config: leader_s if config == LEADER else 10.0
     options, confirmed = TuneConfig(yours=YourSettings(batch_size=64)), [Attempt(config=each) for each in kept]
     trials = [trial(number, 100.0) for number in range(2)]
     state = Resumable(options, fake_host(), CPU, "", yours=YOURS, trials=trials, confirmed=confirmed)
-    return tuple(contestants(state, search, time_s, time_s))
+    return tuple(contestants(state, search, time_s, time_s, left_s))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,12 @@ def test_two_at_your_batch_and_what_was_measured_before_are_finalists_however_li
     at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
     picked = picked_in(0.0, at_your_batch=at_batch, kept=[SMALL, LEADER])
     assert picked == (LEADER, YOURS, AT_YOURS, config(64, 3), SMALL)
+
+
+@pytest.mark.parametrize(("left_s", "best"), [(80.0, LEADER), (79.0, SECOND), (39.0, LEADER)])
+def test_a_leader_that_cannot_be_run_twice_gives_way_to_one_that_can(left_s: float, best: TrialConfig) -> None:
+    """As 213 workers that took 57 s for a run, with 66 s left; where none can, it stays."""
+    assert picked_in(0.0, left_s=left_s, leader_s=30.0) == (best, YOURS)
 
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from loadtune.decide.inflight import Bound, Job, Reading, State, after_epoch, decide, delivers, told
 from loadtune.model.workers import MOST, Work
-from loadtune.statistics import LOOKS
+from loadtune.records.statistics import LOOKS
 
 
 def reading(num_workers=1, total_s=0.1, waiting=0.9, **other):

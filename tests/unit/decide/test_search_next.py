@@ -14,7 +14,7 @@ from loadtune.model.resources import Job, Points
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import Measurement, Window
 from loadtune.records.result import Trial
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 
 SPACE = SearchSpace(
     batch_sizes=(32, 64, 128, 256),

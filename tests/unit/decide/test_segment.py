@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtune.decide.segment import Segment
+from loadtune.decide.search import Segment
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
 

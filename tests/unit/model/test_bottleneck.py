@@ -12,7 +12,7 @@ from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, Measurement, Window
 from loadtune.records.result import Bottleneck, Finalist, Trial
-from loadtune.statistics import Interval
+from loadtune.records.statistics import Interval
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")
 BF16 = Recipe(precision="bf16")

@@ -6,9 +6,9 @@ from pathlib import Path
 from page_rig import golden
 
 from loadtune import export
+from loadtune.records.statistics import Interval
 from loadtune.report.page import page_view
 from loadtune.report.terminal import terminal_answer
-from loadtune.statistics import Interval
 
 
 def test_every_view_gives_the_same_answer_and_no_rate_that_may_be_0() -> None:

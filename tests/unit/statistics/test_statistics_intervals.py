@@ -8,7 +8,7 @@ import sys
 import pytest
 from scipy.special import stdtrit
 
-from loadtune.statistics import ALLOWANCE, mean_of_series, t
+from loadtune.records.statistics import ALLOWANCE, mean_of_series, t
 
 
 def half_width_fraction(samples: list[float], seconds: list[float]) -> float | None:
@@ -45,7 +45,7 @@ def test_students_quantile_is_scipys(error: float) -> None:
 
 def test_a_look_between_two_steps_of_a_training_imports_nothing() -> None:
     looks = (
-        "import sys; from loadtune.decide.advice import is_missed; from loadtune.statistics import ratio\n"
+        "import sys; from loadtune.decide.advice import is_missed; from loadtune.records.statistics import ratio\n"
         "before = {*sys.modules}; is_missed([0.9, 0.91, 0.92, 0.93]); ratio([1.0, 1.1, 1.0], [0.9, 0.8, 0.9])\n"
         "assert {*sys.modules} == before, {*sys.modules} - before"
     )

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from loadtune.statistics import DRIFT, LOOKS, Interval, bracket, ratio
+from loadtune.records.statistics import DRIFT, LOOKS, Interval, bracket, ratio
 
 
 def test_looks_at_planned_numbers_of_blocks_share_one_error() -> None:

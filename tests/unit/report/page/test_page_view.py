@@ -10,6 +10,7 @@ from loadtune.records.facts import Device
 from loadtune.records.measurement import Telemetry, Timeline
 from loadtune.records.memory import FitReport
 from loadtune.records.result import Finalist
+from loadtune.records.statistics import Interval
 from loadtune.report.page import (
     MOST_NOTES,
     Panel,
@@ -23,7 +24,6 @@ from loadtune.report.page import (
     timelines,
 )
 from loadtune.report.tables import trial_table
-from loadtune.statistics import Interval
 
 BEST = golden().best.config
 
