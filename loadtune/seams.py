@@ -1,7 +1,7 @@
 """The seams: what the deciding code needs from the world, and how what it asks for is done."""
 
 from collections.abc import Callable, Generator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import WorkloadFacts
@@ -64,10 +64,11 @@ class Training(Protocol):
 
 def drive(decider: Generator[Action, Outcome, Answer], do: Callable[[Action], Outcome]) -> Answer:
     """Do what a decider asks for, one action after another, and tell it what came of each. Returns what it decides."""
-    try:
-        action = next(decider)
-        while True:
-            action = decider.send(do(action))
-    except StopIteration as end:
-        decided: Answer = end.value
-        return decided
+    outcome: Any = None
+    while True:
+        try:
+            action = decider.send(outcome)
+        except StopIteration as end:
+            decided: Answer = end.value
+            return decided
+        outcome = do(action)

@@ -38,6 +38,13 @@ TORCHS = {
     for owner, name in ((DataLoader, "_get_iterator"), (DataLoader, "__len__"), (_BaseDataLoaderIter, "__new__"))
 }
 """What is replaced in scripts."""
+
+
+def plain_new(cls, *args, **named):
+    """Of object, which takes arguments of a class alone whose ``__new__`` was never replaced."""
+    return object.__new__(cls)
+
+
 _Started, _execute = subprocess.Popen, os.execvp
 
 
@@ -242,7 +249,7 @@ def import_ours_again():
         if (getattr(module, "__file__", None) or "").startswith(OURS) and name != __name__:
             del sys.modules[name]
     for (owner, name), own in TORCHS.items():
-        setattr(owner, name, own)
+        setattr(owner, name, plain_new if own is object.__new__ else own)
 
 
 def customize():

@@ -31,6 +31,10 @@ class Replacing(Protocol):
     def replacements(self) -> list[Replacement]: ...
 
 
+def _nothing(how: "How", others: Mapping[tuple[int, str], Any]) -> list[Replacement]:
+    return []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
     """Samples load with these replacements, all at once."""
@@ -41,7 +45,7 @@ class How:
     """Images are decoded to uint8 tensors, and torchvision's transforms work on these."""
     as_bytes: bool = False
     """No floats are made of bytes, and bytes are not normalised: the device is to do both."""
-    of_images: Callable[["How", Mapping[tuple[int, str], Any]], list[Replacement]] = lambda how, others: []
+    of_images: Callable[["How", Mapping[tuple[int, str], Any]], list[Replacement]] = _nothing
     """What the three above replace, given what others do already: all that needs torchvision."""
     others: tuple[Replacing, ...] = ()
     """That do not only concern torchvision."""

@@ -3,7 +3,7 @@ every contestant in every round, in balanced order, with three planned looks. Pu
 
 The search's own figures choose who is measured again and are in no mean: the best of many noisy figures is too good to
 be true (simulated: it overclaims by 6% at 5% noise). Looking after every round would find a difference in 7 to 19% of
-comparisons of a configuration with itself (simulated): see `statistics.LOOKS`.
+comparisons of a configuration with itself (simulated): see `records.statistics`.
 """
 
 import math
@@ -342,7 +342,8 @@ class Final:
         spared_s = max(self._took_s.values(), default=0.0)
         left_s = max(0.0, self.left_s() - (spared_s if number >= MIN_RUNS else 0.0))
         fewer = (first[:num] for num in range(len(first), min(1, len(first) - 1), -1))
-        alone = ([config for config in turn if config in some] for some in (turn, *fewer))
+        pairs = ([first[0], other] for other in first[2:])
+        alone = ([config for config in turn if config in some] for some in (turn, *fewer, *pairs))
         lasting = ((who, sum(self._took_s[each] for each in who if num_ran[each] == number)) for who in alone)
         return next((who for who, seconds in lasting if seconds <= left_s), [])
 

@@ -1,6 +1,7 @@
 """The final: contestants measured in turn, and what their figures say. Only these are reported."""
 
 import math
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
@@ -70,11 +71,16 @@ def contestants(
     """
     yours, own_size, ranked = state.yours, state.config.yours.batch_size, _ranked(state, search)
     at_batch = [] if own_size is None else search.best_at(own_size)
-    own_s = 0.0 if yours is None else search.lasts_s(yours)
+    num_ran, own = Counter(each.config for each in state.confirmed if each.measurement), (yours, search.yours)
+
+    def twice_s(config: TrialConfig, tried: TrialConfig) -> float:
+        return max(0, MIN_RUNS - num_ran[config]) * search.lasts_s(tried)
+
+    own_s = twice_s(yours, search.yours or yours) if yours is not None and search.feasible([yours]) else 0.0
 
     def provable(configs: list[TrialConfig]) -> list[TrialConfig]:
-        able = [c for c in configs if c != yours and MIN_RUNS * (search.lasts_s(c) + own_s) <= left_s]
-        return [c for c in configs if c == yours or c in able] if able else configs
+        able = [c for c in configs if c not in own and twice_s(c, c) + own_s <= left_s]
+        return [c for c in configs if c in own or c in able] if able else configs
 
     ranked, at_batch = provable(ranked), provable(at_batch)
     rivals, at_batch = ([config for config in each if config != yours] for each in (ranked, at_batch))

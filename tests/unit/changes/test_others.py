@@ -1,5 +1,6 @@
 """Rows of a table, tokens and decoded images that are not made again: the same samples, by lines that run."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.changes.trial import Ways, examine
-from loadtune.changes.way import Way
+from loadtune.changes.way import How, Way
 from loadtune.records.loading import Examined
 
 
@@ -102,6 +103,10 @@ class Captions(Texts):
 
 def test_texts_that_are_drawn_at_random_are_not_kept() -> None:
     assert "drawn at random" in (examined(Captions(), "tokenized_once").refused or "")
+
+
+def test_what_changes_nothing_of_images_goes_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(How())) == How()
 
 
 def test_a_dataset_without_texts_or_images_keeps_none() -> None:

@@ -49,7 +49,7 @@ def picked_in(
     small: TrialConfig | None = None,
     ranked: Sequence[TrialConfig] = (LEADER, SECOND, AT_YOURS),
     at_your_batch: Sequence[TrialConfig] = (),
-    kept: Sequence[TrialConfig] = (),
+    kept: Sequence[Attempt] = (),
     left_s: float = math.inf,
     leader_s: float = 10.0,
 ) -> tuple[TrialConfig, ...]:
@@ -57,9 +57,9 @@ def picked_in(
     search: Any = SimpleNamespace(ranked=lambda: ranked, best_at=lambda size: at_your_batch)
     search.changed = search.highest = lambda: None
     search.roomiest = lambda *than: None if than else small
-    search.feasible, search.space = list, SimpleNamespace(recipes={})
+    search.feasible, search.space, search.yours = list, SimpleNamespace(recipes={}), YOURS
     search.lasts_s = lambda config: leader_s if config == LEADER else 10.0
-    options, confirmed = TuneConfig(yours=YourSettings(batch_size=64)), [Attempt(config=each) for each in kept]
+    options, confirmed = TuneConfig(yours=YourSettings(batch_size=64)), [*kept]
     trials = [trial(number, 100.0) for number in range(2)]
     state = Resumable(options, fake_host(), CPU, "", yours=YOURS, trials=trials, confirmed=confirmed)
     return tuple(contestants(state, search, time_s, time_s, left_s))
@@ -79,7 +79,7 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
 
 def test_two_at_your_batch_and_what_was_measured_before_are_finalists_however_little_time_there_is() -> None:
     at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
-    picked = picked_in(0.0, at_your_batch=at_batch, kept=[SMALL, LEADER])
+    picked = picked_in(0.0, at_your_batch=at_batch, kept=[Attempt(config=SMALL), Attempt(config=LEADER)])
     assert picked == (LEADER, YOURS, AT_YOURS, config(64, 3), SMALL)
 
 
@@ -87,6 +87,13 @@ def test_two_at_your_batch_and_what_was_measured_before_are_finalists_however_li
 def test_a_leader_that_cannot_be_run_twice_gives_way_to_one_that_can(left_s: float, best: TrialConfig) -> None:
     """As 213 workers that took 57 s for a run, with 66 s left; where none can, it stays."""
     assert picked_in(0.0, left_s=left_s, leader_s=30.0) == (best, YOURS)
+
+
+def test_what_ran_once_before_an_interruption_needs_one_run_more() -> None:
+    assert picked_in(0.0, left_s=40.0, leader_s=30.0, kept=judged([(LEADER, 100.0), (YOURS, 50.0)]).ran) == (
+        LEADER,
+        YOURS,
+    )
 
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:

@@ -1,6 +1,8 @@
 """In which order finalists are run, and when a confirmation ends."""
 
+from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 
 import pytest
 from fakes import FakeClock
@@ -16,7 +18,9 @@ FAILURE = TrialFailure(kind="crash", phase="training", message="")
 RUN = measured(100.0)
 
 
-def ran(until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=(), needed=(A, B)):
+def ran(
+    until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=(), needed=(A, B), lasts=MappingProxyType({})
+):
     class Told(Verdict):
         seen = property(lambda self: [run for each in self.finalists for run in each.runs])
 
@@ -29,8 +33,8 @@ def ran(until_s=1e9, *, fails=(), undecided=lambda seen: (A, B, C), known=(), ne
     clock = FakeClock(0.0)
     final = Final((A, B, C), Told(ran=tuple(known)), lambda: until_s - clock())
     for config in final.rounds():
-        clock.spend(RUN_S)
-        final.saw(config, FAILURE if config in fails else RUN)
+        clock.spend(lasts.get(config, RUN_S))
+        final.saw(config, FAILURE if config in fails else replace(RUN, seconds=lasts.get(config, RUN_S)))
     return [each.config for each in final.verdict.ran]
 
 
@@ -85,6 +89,8 @@ def test_a_round_is_whole_or_of_the_needed_alone_where_that_is_too_long():
     assert ran(65.0) == [A, B, C, C, B, A]
     assert ran(55.0) == [A, B, C, B, A]
     assert ran(55.0, needed=(A, B, C)) == [A, B, C, B, A], "of the needed as many as fit"
+    assert ran(55.0, needed=(A, B, C), lasts={B: 20.0}) == [A, B, C], "there are 15 s, and two take 20"
+    assert ran(65.0, needed=(A, B, C), lasts={B: 20.0}) == [A, B, C, C, A], "the second is too long, and the third fits"
     assert ran(45.0) == [A, B, C]
     assert ran(35.0) == [A, B, C]
     assert ran(25.0) == [A, B]
