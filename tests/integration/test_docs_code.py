@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = [*PAGES, *ROOT.glob("[!R]*.md"), *ROOT.glob("benchmarks/**/*.md"), ROOT / "loadtune" / "README.md"]
 BLOCK = re.compile(r"^(?:<!-- needs: (.+) -->\n)?```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-NEEDS = {"Slurm", "Docker", "a GPU", "several ranks", "a notebook"}
+NEEDS = {"Slurm", "Docker", "a GPU", "several ranks", "a notebook", "OpenCV"}
 """What a test cannot have; it stands before a block as ``<!-- needs: Slurm -->``."""
 COMMAND = re.compile(r"^(\$ |loadtune |python |pip |docker |srun |torchrun |import |from \S+ import )", re.MULTILINE)
 TRAIN = """
