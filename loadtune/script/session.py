@@ -204,8 +204,9 @@ class _Session(Session):
         is_free = self._line.agreed(is_free)
         if is_free:
             same = min(seen["own"].total(), self._products("own", size).total())  # one may be beside a validation
-            tried = [self._products("own", other, phase).total() for _ in range(2 * self._accumulate)]
-            is_free = self._line.agreed(same == 0 or min(tried) != same)  # else the loop cuts its batches
+            tried = [self._products("own", other, phase).total() for _ in range(2 * self._accumulate + 1)]
+            # The first may be of the batch before: Accelerate fetches one ahead. Else the loop cuts its batches.
+            is_free = self._line.agreed(same == 0 or min(tried[1:]) != same)
         few = min(size, 4) if is_free and self._chosen.kind == "cpu" else size  # bf16 may be a dozen times slower there
         # fp16 needs a scaler, which a loop in another precision has not.
         failed = {*self._failed, *([TRY + "fp16"] if own != "fp16" else [])}

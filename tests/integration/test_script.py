@@ -62,7 +62,7 @@ def main():
     loader, validation, hidden = DataLoader(rows, **given), DataLoader(rows, 4), torch.zeros(8, 3)
     every = 2 if mode == "accumulate" else 1
     for epoch in range(3):
-        for number, (inputs, labels) in enumerate(loader):
+        for number, (inputs, labels) in enumerate(ahead(loader) if mode == "ahead" else loader):
             if mode == "short" and number == 12:
                 break
             if mode in ("raises", "switch") and len(inputs) > 32:
@@ -85,6 +85,14 @@ def main():
             sizes = [len(inputs) for inputs, _ in validation if model(inputs).dtype == torch.float32]
         note("validation", len(sizes))
     note("end")
+
+def ahead(loader):
+    batches = iter(loader)
+    now = next(batches)
+    for following in batches:
+        yield now
+        now = following
+    yield now
 
 if mode == "untrained":
     print("nothing to do")
@@ -165,12 +173,12 @@ def test_gradients_of_several_batches_are_seen(script):
         assert all(each.num_steps % 2 == 0 for each in windows)
 
 
-@pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("cut", 8), ("batches", 2)])
-def test_a_loop_with_one_batch_size_keeps_it(script, mode, size):
+@pytest.mark.parametrize(("mode", "size"), [("own size", 8), ("cut", 8), ("batches", 2), ("ahead", None)])
+def test_a_loop_with_one_batch_size_keeps_it_and_one_that_is_a_batch_ahead_takes_others(script, mode, size):
     client, _ = script
     with client(mode) as training:
         assert training.describe().fixed_batch_size == size
-        run, _ = timed(training, size, workers=1)
+        run, _ = timed(training, size or 16, workers=1)
         assert isinstance(run, TrainingRun)
 
 
