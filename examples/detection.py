@@ -1,9 +1,12 @@
-"""Object detection. The collate function makes a batch of a list of images and a list of dicts.
+"""Object detection. A batch is a list of images and a list of dicts, made by a collate function. It needs torchvision.
 
-Train:  python examples/detection.py
-Tune:   loadtune run --loader examples/detection.py:make_loader --model examples/detection.py:make_model \
-            --loss examples/detection.py:compute_loss
+Workers while it trains:        loadtune exec -- python examples/detection.py
+Batch size, workers, precision: loadtune run -- python examples/detection.py
+The same by functions:          loadtune run --loader examples/detection.py:make_loader \
+                                    --model examples/detection.py:make_model --loss examples/detection.py:compute_loss
 """
+
+import sys
 
 import torch
 from torch import nn
@@ -13,10 +16,10 @@ from torchvision.models.detection.rpn import AnchorGenerator
 
 
 class Scenes(Dataset):
-    """2,000 images of 64 × 64 pixels, each with one to four bright boxes of one of three classes."""
+    """200 images of 64 × 64 pixels, each with one to four bright boxes of one of three classes."""
 
     def __len__(self):
-        return 2000
+        return 200
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -62,11 +65,15 @@ def compute_loss(model, batch):
 
 
 if __name__ == "__main__":
-    model = make_model()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loader, model = make_loader(), make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    for step, batch in zip(range(5), make_loader(), strict=False):
-        optimizer.zero_grad()
-        loss = compute_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        print(f"step {step}: loss {loss.item():.3f}")
+    for epoch in range(int(sys.argv[1]) if sys.argv[1:] else 4):
+        for images, targets in loader:
+            images = [image.to(device) for image in images]
+            targets = [{name: value.to(device) for name, value in target.items()} for target in targets]
+            loss = compute_loss(model, (images, targets))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)

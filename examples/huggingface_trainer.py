@@ -1,12 +1,13 @@
-"""A language model of Transformers, trained on a text file with its Trainer. It needs transformers and accelerate.
+"""A language model of Transformers, trained with its Trainer. It needs transformers and accelerate.
+
+Workers while it trains:        loadtune exec -- python examples/huggingface_trainer.py
+Batch size, workers, precision: loadtune run -- python examples/huggingface_trainer.py
 
 The model is small and has random weights, and a token is a byte, so nothing is downloaded. For a model and tokenizer of
 yours, use `from_pretrained`.
-
-Train:  python examples/huggingface_trainer.py
-Tune:   loadtune run -- python examples/huggingface_trainer.py
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,27 +15,16 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-TEXT = Path(tempfile.gettempdir()) / "loadtune-examples" / "text.txt"
 LENGTH = 64
 
 
-def write_text() -> None:
-    """600 short sentences, written once."""
-    if TEXT.exists():
-        return
-    animals = ("cat", "dog", "fox", "hen", "owl")
-    lines = (f"{number}: the {animals[number % 5]} saw the {animals[number % 3]}.\n" for number in range(600))
-    TEXT.parent.mkdir(parents=True, exist_ok=True)
-    part = TEXT.with_suffix(".part")
-    part.write_text("".join(lines), "utf-8")
-    part.replace(TEXT)
-
-
 class Pieces(Dataset):
-    """A text file, cut into pieces of `LENGTH` tokens."""
+    """A text, cut into pieces of `LENGTH` tokens: here 1,000 short sentences."""
 
-    def __init__(self, path):
-        self.text = path.read_bytes()
+    def __init__(self):
+        animals = ("cat", "dog", "fox", "hen", "owl")
+        sentences = (f"{number}: the {animals[number % 5]} saw the {animals[number % 3]}.\n" for number in range(1000))
+        self.text = "".join(sentences).encode()
 
     def __len__(self):
         return len(self.text) // LENGTH
@@ -45,20 +35,19 @@ class Pieces(Dataset):
 
 
 def make_trainer():
-    write_text()
     config = GPT2Config(
         vocab_size=256, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
     )
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(prefix="loadtune-example-"),
+        output_dir=Path(tempfile.gettempdir()) / "loadtune-examples" / "trainer",
         per_device_train_batch_size=16,
         dataloader_num_workers=0,
         learning_rate=1e-4,
-        num_train_epochs=1,
+        num_train_epochs=int(sys.argv[1]) if sys.argv[1:] else 4,
         save_strategy="no",
         report_to=[],
     )
-    return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Pieces(TEXT))
+    return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Pieces())
 
 
 if __name__ == "__main__":

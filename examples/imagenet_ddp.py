@@ -2,8 +2,8 @@
 
 FOLDER holds a folder of images for each class: FOLDER/CLASS/NAME.jpg. Without FOLDER, random images are made.
 
-Train:  torchrun --nproc-per-node 2 examples/imagenet_ddp.py FOLDER
-Tune:   loadtune exec -- torchrun --nproc-per-node 2 examples/imagenet_ddp.py FOLDER
+Workers while it trains:        loadtune exec -- torchrun --nproc-per-node 2 examples/imagenet_ddp.py FOLDER
+Batch size, workers, precision: loadtune run -- torchrun --nproc-per-node 2 examples/imagenet_ddp.py FOLDER
 """
 
 import argparse

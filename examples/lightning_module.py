@@ -1,8 +1,10 @@
 """A Lightning module and its data module. It needs the package lightning.
 
-Train:  python examples/lightning_module.py
-Tune:   loadtune run -- python examples/lightning_module.py
+Workers while it trains:        loadtune exec -- python examples/lightning_module.py
+Batch size, workers, precision: loadtune run -- python examples/lightning_module.py
 """
+
+import sys
 
 import lightning
 import torch
@@ -11,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Signals(Dataset):
-    """4,000 signals of 1,024 values, read as a spectrogram; the class is the frequency."""
+    """1,024 signals of 1,024 values, read as a spectrogram; the class is the frequency."""
 
     def __len__(self):
-        return 4000
+        return 1024
 
     def __getitem__(self, index):
         noise = torch.randn(1024, generator=torch.Generator().manual_seed(index))
@@ -49,6 +51,8 @@ class Classifier(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    trainer = lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer = lightning.Trainer(
+        max_epochs=int(sys.argv[1]) if sys.argv[1:] else 8, logger=False, enable_checkpointing=False
+    )
     trainer.fit(Classifier(), Data())
     print(f"loss {trainer.callback_metrics['loss'].item():.3f}")

@@ -1,7 +1,10 @@
-"""Image classification on JPEGs that are fetched over HTTP from STORE, an object store with /0.jpg, /1.jpg and so on.
-Without STORE, a process on this machine stands for an object store that answers each request after 20 ms.
+"""Image classification on JPEGs of an object store: each is fetched over HTTP. It needs torchvision.
 
-Tune:   STORE=http://HOST:PORT loadtune exec -- python examples/object_store.py EPOCHS
+Workers while it trains:        loadtune exec -- python examples/object_store.py
+Batch size, workers, precision: loadtune run -- python examples/object_store.py
+
+A process on this machine stands for the store; it answers each request after 20 ms. For a store of yours, with /0.jpg,
+/1.jpg and so on, set STORE=http://HOST:PORT and IMAGES=NUMBER. An argument sets the number of epochs.
 """
 
 import asyncio

@@ -1,10 +1,15 @@
-"""A stream: an IterableDataset that reads files of samples and shares them out among its workers.
+"""A stream: an IterableDataset that reads files of samples and divides them among its workers.
 
-Train:  python examples/shards.py
-Tune:   loadtune run --loader examples/shards.py:make_loader --model examples/shards.py:make_model
+Advice on workers:              loadtune exec -- python examples/shards.py
+Batch size, workers, precision: loadtune run -- python examples/shards.py
+The same by two functions:      loadtune run --loader examples/shards.py:make_loader \
+                                    --model examples/shards.py:make_model
+
+`exec` does not change the workers of a stream, because another number changes the order of its samples.
 """
 
 import random
+import sys
 import tempfile
 from pathlib import Path
 
@@ -53,11 +58,13 @@ def make_model():
 
 
 if __name__ == "__main__":
-    model, loss = make_model(), nn.CrossEntropyLoss()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loader, model = make_loader(), make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    for step, (spectra, labels) in zip(range(5), make_loader(), strict=False):
-        optimizer.zero_grad()
-        value = loss(model(spectra), labels)
-        value.backward()
-        optimizer.step()
-        print(f"step {step}: loss {value.item():.3f}")
+    for epoch in range(int(sys.argv[1]) if sys.argv[1:] else 4):
+        for spectra, labels in loader:
+            loss = nn.functional.cross_entropy(model(spectra.to(device)), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)

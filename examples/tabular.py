@@ -1,42 +1,27 @@
-"""Regression on a table in memory, read from a CSV file.
+"""Regression on a table in memory. A row is fetched by one indexing call, as PyTorch does.
 
-The rows of a batch are fetched one by one, as PyTorch does. loadtune also tries one indexing call a batch, and prints
-the code for it if it gains.
+Workers while it trains:        loadtune exec -- python examples/tabular.py
+Batch size, workers, precision: loadtune run -- python examples/tabular.py
+The same by functions:          loadtune run --loader examples/tabular.py:make_loader \
+                                    --model examples/tabular.py:make_model --loss examples/tabular.py:loss \
+                                    --optimizer examples/tabular.py:make_optimizer
 
-Train:  python examples/tabular.py
-Tune:   loadtune run --loader examples/tabular.py:make_loader --model examples/tabular.py:make_model \
-            --loss examples/tabular.py:loss --optimizer examples/tabular.py:make_optimizer
+The last command also tries one indexing call for a whole batch, and prints the code for it if training is faster so.
 """
 
-import tempfile
-from pathlib import Path
+import sys
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-TABLE = Path(tempfile.gettempdir()) / "loadtune-examples" / "table.csv"
-"""Of numbers, with a line of names; what is to be predicted is in the last column."""
-
-
-def write_table() -> None:
-    """8,192 rows of 32 numbers and a sum of eight squares, written once."""
-    if TABLE.exists():
-        return
-    values = np.random.default_rng(0).normal(size=(8192, 33)).astype(np.float32)
-    values[:, -1] = np.square(values[:, :8]).sum(axis=1)
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    names = ",".join([*(f"x{number}" for number in range(32)), "y"])
-    part = TABLE.with_suffix(".part")
-    np.savetxt(part, values, fmt="%.5f", delimiter=",", header=names, comments="")
-    part.replace(TABLE)
-
 
 class Rows(Dataset):
+    """8,192 rows of 32 random numbers. The target is the sum of eight squares."""
+
     def __init__(self):
-        table = torch.from_numpy(np.loadtxt(TABLE, np.float32, delimiter=",", skiprows=1))
-        self.rows, self.targets = table[:, :-1], table[:, -1]
+        self.rows = torch.randn(8192, 32, generator=torch.Generator().manual_seed(0))
+        self.targets = self.rows[:, :8].square().sum(dim=1)
 
     def __len__(self):
         return len(self.rows)
@@ -46,7 +31,6 @@ class Rows(Dataset):
 
 
 def make_loader():
-    write_table()
     return DataLoader(Rows(), batch_size=64, shuffle=True)
 
 
@@ -63,11 +47,13 @@ def make_optimizer(parameters):
 
 
 if __name__ == "__main__":
-    model = make_model()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loader, model = make_loader(), make_model().to(device)
     optimizer = make_optimizer(model.parameters())
-    for step, (rows, targets) in zip(range(5), make_loader(), strict=False):
-        optimizer.zero_grad()
-        value = loss(model(rows), targets)
-        value.backward()
-        optimizer.step()
-        print(f"step {step}: loss {value.item():.3f}")
+    for epoch in range(int(sys.argv[1]) if sys.argv[1:] else 4):
+        for rows, targets in loader:
+            value = loss(model(rows.to(device)), targets.to(device))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {value.item():.3f}", flush=True)

@@ -1,12 +1,15 @@
-"""Text of different length. The collate function pads each batch to its longest text; a batch is a dict.
+"""Texts of different lengths. The collate function pads each batch to its longest text; a batch is a dict.
+
+Workers while it trains:        loadtune exec -- python examples/text.py
+Batch size, workers, precision: loadtune run -- python examples/text.py
+The same by two functions:      loadtune run --loader examples/text.py:make_loader --model examples/text.py:make_model \
+                                    --optimizer adamw
 
 The model takes the dict's keys as keywords and returns an object with `.loss`, as Hugging Face models do.
-Such a job needs no loss function.
-
-Train:  python examples/text.py
-Tune:   loadtune run --loader examples/text.py:make_loader --model examples/text.py:make_model --optimizer adamw
+The last command therefore needs no loss function.
 """
 
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -18,10 +21,10 @@ WORDS, CLASSES = 1000, 4
 
 
 class Texts(Dataset):
-    """4,000 texts of 4 to 96 tokens. The class is the first token modulo 4."""
+    """800 texts of 4 to 96 tokens. The class is the first token modulo 4."""
 
     def __len__(self):
-        return 4000
+        return 800
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -59,11 +62,13 @@ def make_model():
 
 
 if __name__ == "__main__":
-    model = make_model()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loader, model = make_loader(), make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step, batch in zip(range(5), make_loader(), strict=False):
-        optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        print(f"step {step}: loss {loss.item():.3f}")
+    for epoch in range(int(sys.argv[1]) if sys.argv[1:] else 8):
+        for batch in loader:
+            loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
