@@ -3,7 +3,7 @@
     python benchmarks/changes_exec.py train|large|table|text [--epochs 7] [--out FOLDER] [--within-s 300]
         [--changes tensor:uint8 …]
 
-``train`` is `train.py` as it is: JPEG files of 500 × 400 pixels. ``large`` is the same with files of 1600 × 1280 and a
+``train`` is `train.py` in bf16: JPEG files of 500 × 400 pixels. ``large`` is the same with files of 1600 × 1280 and a
 ResNet-18, ``table`` is `train_table.py`, ``text`` `train_text.py`. `exec` runs the script first. Then the script runs
 alone with the workers that `exec` kept, and then with these and the changes that `exec` advised, or with ``--changes``.
 First epochs are left out. A gain that was predicted should lie within 15% of the true one.
@@ -30,13 +30,13 @@ PHOTOS = {"train": (600, 25_600, 500), "large": (200, 6_144, 1_600)}
 EPOCHS = {"train": 20, "large": 30, "table": 60, "text": 40}
 USUAL = {"train": "tensor:uint8", "large": "tensor:uint8", "table": "arrays", "text": "once"}
 """Changes that are timed in any case."""
-ADVISED, MORE_S = "training would be about", 15.0
+ADVISED, MORE_S = "are predicted to gain", 15.0
 """What `exec` says while the script runs, which need not run much longer then."""
 EPOCH = re.compile(r"^epoch \d+: [\d.]+ s, ([\d,]+) \w+/s", re.MULTILINE)
 ENOUGH = 0.15
 
 SMALL_TEXT = {
-    "torch.bfloat16": "torch.bfloat16, False",
+    "torch.bfloat16)": "torch.bfloat16, False)",
     "models.resnet50()": "torch.nn.Sequential(torch.nn.AvgPool2d(28), torch.nn.Flatten(), torch.nn.Linear(192, 10))",
     "2048": "16",
     "AdamW": "SGD",
@@ -79,10 +79,22 @@ def images_changed(words):
     changes = [("import ImageFolder", "import ImageFolder\nfrom loops import jpegs_of"), (folder, f"jpegs_of({words})")]
     if "uint8" in words:
         values = (f"torch.tensor({each}, device=device)[:, None, None]" for each in (MEAN, STD))
-        made, sent = "make_model().to(device)\n", "labels.to(device, non_blocking=True)\n"
+        made, sent = "    optimizer = ", "labels.to(device, non_blocking=True)\n"
         floats = f"{' ' * 12}images = images.float().div_(255).sub_(mean).div_(std)\n"
-        changes += [(made, f"{made}    mean, std = {', '.join(values)}\n"), (sent, sent + floats)]
+        changes += [(made, f"    mean, std = {', '.join(values)}\n{made}"), (sent, sent + floats)]
     return changes
+
+
+def words_of(job, epochs, workers, small):
+    """Arguments of the script."""
+    if job not in PHOTOS:
+        return [str(epochs)]
+    return [
+        str(epochs),
+        "--num-workers",
+        str(workers),
+        *(["--batch-size", "16"] if small else ["--batch-size", "256", "--bf16"]),
+    ]
 
 
 def typed_in(source, changes):
@@ -92,10 +104,10 @@ def typed_in(source, changes):
     return source
 
 
-def run(script, epochs, out, limit_s, prefix=(), until=None):
+def run(script, words, out, limit_s, prefix=(), until=None):
     """(Rates of epochs, what was said on stderr). Interrupted, as by Ctrl-C, after the limit, or `MORE_S` after
     ``until`` was said, if anything was given."""
-    command, begun = [*prefix, sys.executable, str(script), str(epochs)], time.monotonic()
+    command, begun = [*prefix, sys.executable, str(script), *words], time.monotonic()
     said = out.with_suffix(".err")
     with out.with_suffix(".out").open("w") as printed, said.open("w") as errors:
         child = subprocess.Popen(command, stdout=printed, stderr=errors)
@@ -163,7 +175,8 @@ def main():
     script = out / f"{job}.py"
     script.write_text(source)
     prefix = [sys.executable, "-m", "loadtune", "exec", "--out", str(out), "--"]
-    tuned, said = run(script, given.epochs or EPOCHS[job], out / f"{job}-exec", 0.65 * given.within_s, prefix, ADVISED)
+    words = words_of(job, given.epochs or EPOCHS[job], given.workers, given.small)
+    tuned, said = run(script, words, out / f"{job}-exec", 0.65 * given.within_s, prefix, ADVISED)
     (out / "inflight.json").replace(out / f"{job}-inflight.json")
     account = json.loads((out / f"{job}-inflight.json").read_text())["loaders"][0]
     workers = account["kept_workers"] or account["own_workers"]
@@ -177,8 +190,10 @@ def main():
         if left_s > 10 or not way:
             changes = [] if not way else CHANGED.get(way) or images_changed(way.split(":"))
             changed = out / f"{job}-{way.replace(':', '-') or 'plain'}.py"
-            changed.write_text(typed_in(source, [(f"num_workers={given.workers}", f"num_workers={workers}"), *changes]))
-            seen, _ = run(changed, given.plain_epochs, changed.with_suffix(""), max(10.0, left_s))
+            kept = [] if job in PHOTOS else [(f"num_workers={given.workers}", f"num_workers={workers}")]
+            changed.write_text(typed_in(source, [*kept, *changes]))
+            words = words_of(job, given.plain_epochs, workers, given.small)
+            seen, _ = run(changed, words, changed.with_suffix(""), max(10.0, left_s))
             rates[way] = statistics.fmean(seen[1:] or seen)
     lines = [
         f"{job}: {given.workers} → {workers} workers; samples/s of epochs with these under exec: "

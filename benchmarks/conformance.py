@@ -141,7 +141,7 @@ def script(name, sources, scratch):
     plain, differs = found["plain"], []
     for mode in MODES[1:]:
         other = found[mode]
-        random = any("random augmentation draws other numbers" in each for each in lines(scratch / name / mode, "err"))
+        random = any("random augmentation differs" in each for each in lines(scratch / name / mode, "err"))
         compared = ("codes", "samples", "stderr", *(() if random else ("batches", "losses")))
         unlike = [what for what in compared if plain[what] != other[what]]
         differs += [f"{mode}: {what}: {difference(plain[what], other[what])}" for what in unlike]

@@ -67,7 +67,7 @@ PLACES = {
     "transform": ("boxes", "segmentation", "volumes", "mixture"),
     "collate": tuple(COLLATES),
 }
-REST, HANDING = "rest", "handing over"
+REST, HANDING = "rest", "sending batches"
 BATCH = 8
 WARM, TURN = 2, 4
 """Batches of each worker before its CPU seconds count, as many as are asked for ahead; and in a turn."""

@@ -1,7 +1,7 @@
 """Trains a ResNet-50 on a folder of JPEG files, as somebody would write it: nothing of loadtune is in it."""
 
+import argparse
 import os
-import sys
 import time
 
 import torch
@@ -22,24 +22,34 @@ def make_model():
     return models.resnet50()
 
 
-def main(num_epochs):
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int, nargs="?", default=4)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--num-workers", type=int, default=4)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--channels-last", action="store_true")
+    args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = make_model().to(device)
+    memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
+    model = make_model().to(device, memory_format=memory_format)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     dataset, pinned = make_dataset(), device.type == "cuda"
-    loader = DataLoader(dataset, 256, shuffle=True, num_workers=4, pin_memory=pinned)
-    for epoch in range(num_epochs):
+    loader = DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.num_workers, pin_memory=pinned)
+    for epoch in range(args.epochs):
         began = time.perf_counter()
         for images, labels in loader:
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            with torch.autocast(device.type, torch.bfloat16):
+            images = images.contiguous(memory_format=memory_format)
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        last = loss.item()  # waits for the GPU
         seconds = time.perf_counter() - began
-        print(f"epoch {epoch}: {seconds:.1f} s, {IMAGES / seconds:,.0f} images/s", flush=True)
+        print(f"epoch {epoch}: {seconds:.1f} s, {IMAGES / seconds:,.0f} images/s, loss {last:.2f}", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 4)
+    main()

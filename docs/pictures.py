@@ -2,12 +2,10 @@
 
     python docs/pictures.py record [--append] COMMAND...   # runs it; its lines, with seconds, into exec.jsonl
     python docs/pictures.py recording                      # exec.jsonl to exec.svg, a terminal
-    python docs/pictures.py chart                          # chart.json to chart.svg, bars with their 95% intervals
     python docs/pictures.py page RESULT_DIR                # idle-*.png, figures of a run's page; needs a Chromium
 
 exec.jsonl has a line for each line of the terminal: [seconds since its command began, text]. A command has "$ " first.
-chart.json: {"title", "source", "groups": [{"heading", "rows": [{"label", "samples_per_s", "half_width", "note"}]}]}; a
-half_width that was not measured is null.
+Where lines are left out stands one with the text "…".
 """
 
 import argparse
@@ -30,22 +28,20 @@ WHOLE_PX = 20_000
 """Higher than the page, so that nothing scrolls."""
 
 STYLE = """
-  text { font: 13px ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
-  .terminal text { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }
+  text { font: 13px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; fill: #1f2328 }
   text.bold { font-weight: 600 } .end { text-anchor: end } text.small { font-size: 11.5px }
-  .paper { fill: #ffffff; stroke: #d0d7de } .interval { stroke: #1f2328; fill: none }
-  text.dim { fill: #59636e } .bar { fill: #afb8c1 } text.ours, .bar.ours { fill: #0969da }
+  .paper { fill: #ffffff; stroke: #d0d7de } text.dim { fill: #59636e } text.ours { fill: #0969da }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .paper { fill: #0d1117; stroke: #3d444d } .interval { stroke: #e6edf3 }
-    text.dim { fill: #9198a1 } .bar { fill: #656c76 } text.ours, .bar.ours { fill: #58a6ff }
+    text { fill: #e6edf3 } .paper { fill: #0d1117; stroke: #3d444d }
+    text.dim { fill: #9198a1 } text.ours { fill: #58a6ff }
   }
 """
 """In both colours."""
 
 
-def svg(height: float, title: str, body: list[str], kind: str) -> str:
+def svg(height: float, title: str, body: list[str]) -> str:
     size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="{kind}" role="img">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     paper = f'<rect class="paper" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>'
     lines = [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}\n</style>", paper]
     return "\n".join([*lines, *body, "</svg>\n"])
@@ -91,48 +87,7 @@ def recording(data: str) -> str:
                 body.append(text(MARGIN if kind == "bold" else CLOCK, y, part, kind))
         y += LINE_PX / 2
     title = "A terminal: " + ", then ".join(command[0][1][2:] for command in commands)
-    return svg(y + MARGIN - LINE_PX / 2, title, body, "terminal")
-
-
-# The bars
-
-BARS, LABEL_PX, BAR_PX, ROW_PX = 350, 290, 16, 44
-"""Pixels of the longest bar, of the column of labels, of a bar's height and of a row's."""
-
-
-def chart(data: str) -> str:
-    """Horizontal bars, loadtune's own in colour, with the value and half of the 95% interval; under each its note."""
-    data = json.loads(data)
-    rows = [row for group in data["groups"] for row in group["rows"]]
-    most = max(row["samples_per_s"] + (row["half_width"] or 0) for row in rows)
-    body, y = [text(MARGIN, 28, data["title"], "bold")], 34.0
-    for group in data["groups"]:
-        y += 24
-        body.append(text(MARGIN, y, group["heading"], "dim"))
-        y += 12
-        for row in group["rows"]:
-            body += _bar(row, y, most)
-            y += ROW_PX
-    for line in textwrap.wrap(data["source"], 120):
-        y += 16
-        body.append(text(MARGIN, y, line, "dim small"))
-    return svg(y + MARGIN, data["title"], body, "chart")
-
-
-def _bar(row: dict, y: float, most: float) -> list[str]:
-    rate, half = row["samples_per_s"], row["half_width"]
-    ours = "ours" if row["label"].startswith("loadtune") else ""
-    left, long, middle = LABEL_PX, rate / most * BARS, y + BAR_PX / 2
-    body = [text(MARGIN, y + 13, row["label"], "bold" if ours else "")]
-    body.append(f'<rect class="bar {ours}" x="{left}" y="{y:g}" width="{long:.1f}" height="{BAR_PX}" rx="2"/>')
-    end, value = left + long, f"{rate:,.0f}"
-    if half is not None:
-        low, high = left + max(0, rate - half) / most * BARS, left + (rate + half) / most * BARS
-        ends = "".join(f"M{x:.1f} {middle - 4:g}v8" for x in (low, high))
-        body.append(f'<path class="interval" d="M{low:.1f} {middle:g}H{high:.1f}{ends}"/>')
-        end, value = high, f"{value} ± {half:,.0f}"
-    body.append(text(end + 8, y + 13, value, "bold" if ours else ""))
-    return [*body, text(left, y + BAR_PX + 14, row["note"], "dim small")]
+    return svg(y + MARGIN - LINE_PX / 2, title, body)
 
 
 # Figures of a run's page
@@ -169,7 +124,7 @@ def page(result: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pictures = parser.add_subparsers(dest="picture", required=True)
-    add = {name: pictures.add_parser(name).add_argument for name in ("record", "recording", "chart", "page")}
+    add = {name: pictures.add_parser(name).add_argument for name in ("record", "recording", "page")}
     add["record"]("--append", action="store_true", help="after the command that is there")
     add["record"]("command", nargs=argparse.REMAINDER)
     add["page"]("result", type=Path)
@@ -179,9 +134,8 @@ def main() -> int:
     if given.picture == "page":
         page(given.result)
         return 0
-    draw, source = (recording, "exec.jsonl") if given.picture == "recording" else (chart, "chart.json")
-    picture = draw((IMAGES / source).read_text(encoding="utf-8"))
-    (IMAGES / source).with_suffix(".svg").write_text(picture, encoding="utf-8")
+    picture = recording((IMAGES / "exec.jsonl").read_text(encoding="utf-8"))
+    (IMAGES / "exec.svg").write_text(picture, encoding="utf-8")
     return 0
 
 

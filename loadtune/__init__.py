@@ -5,7 +5,7 @@ The public names load on first use, so that ``import loadtune`` stays cheap: no 
 
 import importlib
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # A line is "from module import name as name". The loader reads it where the package lies, also in a zip archive.
 _STUB = __spec__.loader.get_data(f"{__file__.rpartition('.')[0]}.pyi").decode()

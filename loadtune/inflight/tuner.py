@@ -434,9 +434,7 @@ class Tuner:
             number = f"num_workers={self.told_workers} in all ranks" if self.told_workers else "the new num_workers"
             self.say(f"its worker_init_fn gets {number}, as if you had typed it")
         if self.account.draws_random:
-            self.say(
-                "random augmentation draws other numbers with other workers, as in PyTorch; samples and order stay"
-            )
+            self.say("the indices and their order stay; random augmentation differs, as with any change of num_workers")
 
     # A look
 
@@ -569,12 +567,13 @@ class Tuner:
             self._leave(str(self.state.reason))
         elif action.do in ("switch", "compare"):
             assert number is not None
-            self._say_what_differs()
             if action.do == "switch":
                 later = " from the next epoch on" if self.state.is_for_next else ""
-                self.say(f"tries {counted(number, 'worker')} in place of {now}{later}")
+                again = "the loop waits again: " if self.state.num_relooks else ""
+                self.say(f"{again}tries {counted(number, 'worker')} instead of {now}{later}")
             elif number == self.own:
                 self.say(f"goes back to {counted(number, 'worker')} for a moment, to measure what {now} gain")
+            self._say_what_differs()
             if not self.state.is_for_next:
                 self.iterator.switch(number)
         elif action.do == "keep":

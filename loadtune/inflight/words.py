@@ -11,7 +11,8 @@ from importlib import import_module
 from loadtune.host.usable import num_ranks, rank
 from loadtune.inflight.account import Account, accounts
 from loadtune.records.loading import changes_text, steps_text
-from loadtune.units import counted, number_text, percent_text, seconds_text
+from loadtune.records.statistics import gain_text as told
+from loadtune.units import counted, number_text, percent_text, ratio_text, seconds_text
 
 _STARTING = 0.02
 """Share of the time that starts of epochs take, from which on it is told."""
@@ -59,7 +60,7 @@ def summary(found: Sequence[Account]) -> list[str]:
             times = ", ".join(percent_text(rank.numbers().get("blocked_fraction")) for rank in ranks[:8])
             span = f"{numbers[0]} to {numbers[-1]} workers" if numbers[1:] else counted(numbers[0], "worker")
             which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
-            lines.append(f"  {which}: {span}; waits {times}{', …' if ranks[8:] else ''}")
+            lines.append(f"  {which}: {span}; waits for data: {times}{', …' if ranks[8:] else ''} of the time")
         lines += [f"  advice: {advice}" for advice in each.advice if advice not in (each.reason or "")]
         lines += _about_changes(each)
     lines += [f"too few batches to measure: {'; '.join(few)}"] if few else []
@@ -76,23 +77,23 @@ def _few_text(account: Account) -> str:
 
 
 def gain_text(account: Account) -> str:
-    """``14.6 s an epoch instead of 33 s (2.28×, 2.17 to 2.40)``, or ``165 → 1,380 samples/s (8.36×, 8.09 to 8.71)``;
-    where the interval of the gain holds 1 ``not proven: 1.41× (0.93 to 2.02)``. Empty: nothing was compared."""
+    """``165 → 1,380 samples/s, 8.36× (95% interval 8.09–8.71)``, or ``an epoch takes 15 s instead of 33 s, 2.28× (…)``;
+    where the interval of the gain holds 1 ``gain not proven: 1.41× (95% interval 0.93–2.02)``. Empty: nothing was
+    compared."""
     gain = account.told_gain()
     if gain is None:
         return ""
-    value = number_text(gain.value)
-    limits = "" if gain.low is None or gain.high is None else f"{number_text(gain.low)} to {number_text(gain.high)}"
+    times, is_kept = told(gain, "95% interval "), account.kept_workers == account.num_workers
     if not account.is_proven:
-        return f"not proven: {value}× ({limits or 'measured once before and once after'})"
-    times, is_kept = f"({value}×, {limits})", account.kept_workers == account.num_workers
+        once = "measured once before and once after"
+        return f"gain not proven: {times.replace('no interval', once)}; keep {counted(account.own_workers, 'worker')}"
     if is_kept and min(len(account.first_epochs_s), len(account.epochs_s)) > 1:
         now_s, first_s = (sum(each) / len(each) for each in (account.epochs_s, account.first_epochs_s))
-        return f"{seconds_text(now_s)} an epoch instead of {seconds_text(first_s)} {times}"
+        return f"an epoch takes {seconds_text(now_s)} instead of {seconds_text(first_s)}, {times}"
     now = account.samples_per_s if is_kept else None
     of = f" of {account.num_ranks} ranks" if account.num_ranks > 1 else " of this rank" if num_ranks() > 1 else ""
     rates = (number_text(rate * account.num_ranks) for rate in (now / gain.value, now)) if now else ()
-    return f"{' → '.join(rates)} samples/s{of} {times}" if now else f"{value} times as fast ({limits})"
+    return f"{' → '.join(rates)} samples/s{of}, {times}" if now else times
 
 
 def change_text(account: Account) -> str:
@@ -105,20 +106,20 @@ _REASONS = {
     "the step": None,
     "workers": None,
     "cores": "the CPU cores are busy",
-    "short epoch": "an epoch is too short for more workers to pay off",
-    "handing batches over": "more workers would save no more time than handing over a batch takes",
+    "short epoch": "more workers would not win back their start within an epoch",
+    "handing batches over": "more workers are predicted to gain nothing",
     "stream": "another number changes the order of an IterableDataset's samples, or how often each is read",
-    "dry run": "--dry-run",
-    "/dev/shm": "no more are allowed by /dev/shm: docker run --shm-size gives more",
-    "descriptors": "no more are allowed by descriptors: ulimit -n gives more",
-    "the sampler": "no more batches are asked for ahead, as the sampler may depend on the loop: a larger "
-    "prefetch_factor allows more",
+    "dry run": "--dry-run changes nothing",
+    "/dev/shm": "/dev/shm allows no more workers: docker run --shm-size gives more",
+    "descriptors": "the limit of open files allows no more workers: ulimit -n gives more",
+    "the sampler": "no batches are requested further ahead, as the sampler may depend on your loop; a larger "
+    "prefetch_factor allows more workers",
 }
 
 
 def reason_text(code: str | None) -> str | None:
     """Why a loop is left as it is, for people. ``code``: `Action.reason` or `Action.limit`. None: its limit says it."""
-    return None if code is None else _REASONS.get(code, f"no more are allowed by {code}")
+    return None if code is None else _REASONS.get(code, f"no more workers are allowed by {code}")
 
 
 def _outcome(account: Account) -> list[str]:
@@ -131,7 +132,7 @@ def _outcome(account: Account) -> list[str]:
     still = "no larger number was found to be faster" if share > 0.5 and account.bottleneck == "workers" else ""
     why = account.reason or (kept == own and unknown) or still
     predicted = min(account.predicted or 1.0, 1 / max(0.01, 1 - share))
-    why += f", predicted {predicted:.3g} times as fast" if predicted > 1.01 else ""
+    why += f", predicted gain {ratio_text(predicted)}" if predicted > 1.01 else ""
     why = why and f": {why}"
     if kept != own:
         lines = [f"{account.name}: {change_text(account)}"]
@@ -179,8 +180,8 @@ def _steps_text(account: Account) -> str:
     which, follows = line[0] if line else first.text, ""
     if (first.waits or 0.0) > 0.5:
         follows = f"; {which} mostly waits: more workers help if what it waits for serves several at once"
-    elif account.bottleneck == "cores":
-        follows = f"; the CPU cores have no time for more, so make {which} cheaper"
+    elif account.bottleneck == "cores" or account.num_workers == 0:
+        follows = f"; more workers would not help, so make {which} cheaper"
     return f"loading spends {steps_text(account.steps)}{follows}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtune.records.statistics import Interval
-from loadtune.units import percent_text, plain
+from loadtune.units import percent_text, plain, ratio_text
 
 KEPT_STEPS = 8
 """Of a loader, the largest."""
@@ -70,7 +70,7 @@ class Values:
     def text(self) -> str:
         if not self.most:
             return f"values of {self.num_samples} samples are equal to the last bit"
-        spread = f"; they spread by {self.spread:.2g}" if self.spread else ""
+        spread = f"; their standard deviation is {self.spread:.2g}" if self.spread else ""
         differ = f"differ by at most {self.most:.2g}, on average by {self.mean:.2g}{spread}"
         return f"values of {self.num_samples} samples {differ}"
 
@@ -99,10 +99,10 @@ def changes_text(changes: Sequence[Examined], gain: float) -> str:
     """Of one change at least. ``gain``: predicted of all together: times as fast."""
     each = list[str]()
     for one in changes:
-        found = [f"{one.cheaper.value:.2g} times less CPU time a sample"] if one.cheaper is not None else []
+        found = [] if one.cheaper is None else [f"{percent_text(1 - 1 / one.cheaper.value)} less CPU time a sample"]
         found += [one.values.text] if one.values is not None else []
         each.append(f"{one.title} ({'; '.join(found)})")
-    return f"training would be about {gain:.2g} times as fast with changes of your code: {', then '.join(each)}"
+    return f"changes of your code are predicted to gain {ratio_text(gain)}: {', then '.join(each)}"
 
 
 def steps_text(steps: Sequence[LoadingStep]) -> str:

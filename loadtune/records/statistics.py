@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from loadtune.units import number_text, ratio_text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -28,6 +30,13 @@ class Interval:
     def holds(self, value: float) -> bool | None:
         """None: there is no interval."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+
+def gain_text(gain: Interval, level: str = "") -> str:
+    """``1.27× (1.22–1.32)``; with the level of the interval ``1.27× (99% interval 1.22–1.32)``."""
+    known = gain.low is not None and gain.high is not None
+    interval = f"{level}{number_text(gain.low)}–{number_text(gain.high)}" if known else "no interval"
+    return f"{ratio_text(gain.value)} ({interval})"
 
 
 def around(value: float, half_width_fraction: float | None) -> Interval:

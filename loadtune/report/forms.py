@@ -14,7 +14,8 @@ from typing import Any
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, script_at
 from loadtune.records.result import Result, TriedRemedy, Winner
-from loadtune.report.sentences import answer_text, doubt_of, gain_text, remedy_text, settings_text
+from loadtune.records.statistics import gain_text
+from loadtune.report.sentences import answer_text, doubt_of, remedy_text, settings_text
 from loadtune.report.tables import Section
 from loadtune.store import as_json
 from loadtune.units import counted
@@ -275,7 +276,7 @@ def pytorch(result: Result, winner: Winner) -> str:
     """
     if result.config.workload.command:
         lines = "\n".join(script_lines(result, winner.config)).splitlines() or ["Nothing: it trains so as it is."]
-        return _script(result, winner, ["What to type:"], "".join(f"# {line}\n" for line in lines))
+        return _script(result, winner, ["To keep it:"], "".join(f"# {line}\n" for line in lines))
     code = [loader_code(result, winner.config), step_code(result, winner.config)]
     if winner == result.best and result.remedies is not None and (kept := result.remedies.config) is not None:
         lines = ["What gains on top, in your own code, measured with", f"{settings_text(kept)}:"]

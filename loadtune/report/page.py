@@ -10,16 +10,16 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import ResultError
 from loadtune.records.config import TrialConfig
+from loadtune.records.loading import LoadingStep
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Bottleneck, Resource, Result, RooflinePoint, finalist_of
-from loadtune.records.statistics import Interval
+from loadtune.records.statistics import Interval, gain_text
 from loadtune.report import sentences, tables
 from loadtune.report.forms import changes_code, loader_code, script_lines, step_code
 from loadtune.report.tables import banner, peak_bytes
@@ -40,7 +40,7 @@ PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 _KINDS: dict[str, Trace] = {
     "measured": {"color": BLUE, "symbol": "circle", "size": 8},
     "baseline": {"color": ORANGE, "symbol": "diamond", "size": 13},
-    "best": {"color": GREEN, "symbol": "star", "size": 15},
+    **{name: {"color": GREEN, "symbol": "star", "size": 15} for name in ("best", "answer")},
 }
 _LINES: dict[Resource, tuple[str, str]] = {
     "workers": (BLUE, "dash"),
@@ -49,7 +49,9 @@ _LINES: dict[Resource, tuple[str, str]] = {
     "main": (RED, "dot"),
     "device": (GREEN, "longdashdot"),
 }
-_STEPS = (BLUE, ORANGE, GREEN, PINK, SKY)
+_MOST_STEPS, _MARGINS_PX = 5, 78
+"""Of loading that are named; above and below a plot together."""
+_BELOW = "<br>" + 4 * "\N{NO-BREAK SPACE}"
 _ROOM = 1.6
 """Height of the roofline ÷ the highest rate that was predicted or measured: a resource may allow far more than that."""
 _NAME_WIDTH = 26
@@ -92,9 +94,19 @@ def line(name: str, x: Iterable[Any], y: Iterable[Any], colour: str, *, shape: s
 
 
 def kind_of(result: Result, config: TrialConfig) -> str:
-    if config == result.yours:
-        return "baseline"
-    return "best" if result.best is not None and config == result.best.config else "measured"
+    return sentences.names(result).get(config, "measured")
+
+
+def line_ends(ends: Iterable[tuple[str, str, float]], top: float, height_px: int, name_px: int) -> list[dict[str, Any]]:
+    """Names beside the ends of lines, moved down where they would overlap. ``ends``: names, colours and heights;
+    ``top``: of the axis, which begins near 0."""
+    found, below, gap = list[dict[str, Any]](), top, name_px * top / (height_px - _MARGINS_PX)
+    for name, colour, height in sorted(ends, key=lambda end: -end[2]):
+        text = f'<span style="color:{colour}">▬</span> {name}'
+        place = {"x": 1, "xref": "paper", "xanchor": "left", "y": min(height, below)}
+        found.append({**place, "text": text, "showarrow": False, "align": "left"})
+        below = min(height, below) - gap
+    return found
 
 
 def hover(result: Result, config: TrialConfig, run: Measurement, *head: str) -> str:
@@ -102,35 +114,14 @@ def hover(result: Result, config: TrialConfig, run: Measurement, *head: str) -> 
     memory = peak_bytes(run, result.device.kind)
     rate, waits = f"{sentences.interval_text(run.throughput)} samples/s", percent_text(run.wait_fraction)
     peak = () if memory is None else (f"peak {bytes_text(memory)}",)
-    return "<br>".join((*head, sentences.settings_text(config), f"{rate}, {waits} blocked in next(loader)", *peak))
+    return "<br>".join((*head, sentences.settings_text(config), f"{rate}, waits for data {waits} of the time", *peak))
 
 
-def loading(result: Result) -> list[Panel]:
-    """One bar of the best's steps of loading, hatched as far as they wait; all names are in the legend."""
-    shown = [
-        (f"{percent_text(step.share)} {step.text}", step.share, step.waits or 0.0)
-        for step in result.steps[: len(_STEPS)]
-    ]
-    if not shown:
-        return []
-    rest = 1.0 - sum(share for _, share, _ in shown)
-    shown += [(f"{percent_text(rest)} other steps", rest, 0.0)] if rest > 0.005 else []
-    look = {"type": "bar", "mode": None, "orientation": "h", "textposition": ["inside", "none"], "textangle": 0}
-    traces = list[Trace]()
-    for (name, share, waits), colour in zip(shown, (*_STEPS, GREY), strict=False):
-        words = "<br>".join(escape(part, quote=False) for part in textwrap.wrap(name, 40))  # plotly.js reads some HTML
-        parts = [(share * (1 - waits), 0, words), (share * waits, 0, words)]
-        marker = {"color": colour, "pattern": {"shape": ["", "/"], "fillmode": "overlay"}}
-        traces.append(points(words, parts, marker=marker, insidetextanchor="middle", **look))
-    layout = {
-        "barmode": "stack",
-        "xaxis": axis("", range=[0, 1], tickformat=".0%"),
-        "yaxis": {"visible": False, "fixedrange": True},
-        "legend": {"traceorder": "normal", "maxheight": 0.8},
-        "margin": {"l": 16, "b": 28},
-        "uniformtext": {"minsize": 11, "mode": "hide"},
-    }
-    return [Panel(data=traces, layout=layout, height_px=180)]
+def loading(result: Result) -> list[LoadingStep]:
+    """The largest steps of the best's loading, and the rest."""
+    shown = [each for each in result.steps[:_MOST_STEPS] if each.share > 0.005]
+    rest = LoadingStep(name="other steps", share=1.0 - sum(each.share for each in shown), waits=None)
+    return [*shown, rest] if shown and rest.share > 0.005 else shown
 
 
 def roofline(result: Result) -> list[Panel]:
@@ -155,8 +146,10 @@ def roofline(result: Result) -> list[Panel]:
         "yaxis": axis("samples/s", tickformat=",~r", range=[0, top]),
     }
     title = f"Batch {config.batch_size}, {config.precision}, {sentences.recipe_text(config.recipe)}, {pinned}"
-    traces = [*_prediction(roof), *_limits(found, roof, top), *measured]
-    return [Panel(title=title, data=traces, layout=layout, height_px=440)]
+    lines = [*_prediction(roof), *_limits(found, roof, top)]
+    ends = [(each["name"].replace(", ", _BELOW), each["line"]["color"], each["y"][-1]) for each in lines[1:]]
+    names: dict[str, Any] = {"annotations": line_ends(ends, top, 440, 34), "margin": {"r": 126}}
+    return [Panel(title=title, data=[*lines, *measured], layout=layout | names, height_px=440)]
 
 
 def _prediction(roof: Sequence[RooflinePoint]) -> list[Trace]:
@@ -177,7 +170,7 @@ def _prediction(roof: Sequence[RooflinePoint]) -> list[Trace]:
 def _limits(found: Bottleneck, roof: Sequence[RooflinePoint], top: float) -> list[Trace]:
     """A line for each resource from 1 worker on: without workers everything happens in turn. Lines above the picture
     are left out."""
-    share, lines = {limit.resource: f" {percent_text(limit.probability)}" for limit in found.limits}, list[Trace]()
+    share, lines = {limit.resource: f", {percent_text(limit.probability)}" for limit in found.limits}, list[Trace]()
     for resource, (colour, dash) in _LINES.items():
         limits = {at.num_workers: at.limits[resource] for at in roof if resource in at.limits and at.num_workers}
         if min(limits.values(), default=top) < top:
@@ -206,9 +199,7 @@ def gains(result: Result) -> list[Panel]:
     found = [] if winner is None else [*sentences.steps(result, winner), *sentences.changes(result)]
     if not found:
         return []
-    shown = [
-        (each.is_measured, (each.ratio, place, sentences.gain_text(each.ratio))) for place, each in enumerate(found)
-    ]
+    shown = [(each.is_measured, (each.ratio, place, gain_text(each.ratio))) for place, each in enumerate(found)]
     look, traces = {"color": GREEN, "size": 11}, list[Trace]()
     for name, measured, symbol in (("measured", True, "circle"), ("predicted", False, "circle-open")):
         here = [point for is_measured, point in shown if is_measured == measured]
@@ -229,11 +220,7 @@ def timelines(result: Result) -> list[Panel]:
 
     A value holds for its slice; the last is drawn to its end.
     """
-    layout = {
-        "showlegend": True,
-        "xaxis": axis("seconds", rangemode="tozero"),
-        "yaxis": axis("utilization", range=[-0.03, 1.03], tickformat=".0%"),
-    }
+    xaxis, yaxis = axis("seconds", rangemode="tozero"), axis("utilization", range=[-0.03, 1.03], tickformat=".0%")
     panels = list[Panel]()
     for config in dict.fromkeys((result.yours, result.best and result.best.config)):
         found = finalist_of(result.finalists, config)
@@ -241,13 +228,15 @@ def timelines(result: Result) -> list[Panel]:
         if not found or not timeline:
             continue
         gpu, cpu = timeline.gpu_utilization_fraction, timeline.cpu_utilization_fraction
-        traces = list[Trace]()
-        for name, values, colour in (("GPU utilization", gpu, GREEN), ("CPU utilization", cpu, ORANGE)):
-            if values:
+        traces, ends = list[Trace](), list[tuple[str, str, float]]()
+        for name, values, colour in (("GPU", gpu, GREEN), ("CPU", cpu, ORANGE)):
+            if any(value is not None for value in values):
                 times = [round(place * timeline.slice_s, 4) for place in range(len(values) + 1)]
                 words = {"hoverinfo": "all", "hovertemplate": name + " %{y:.0%} at %{x:.2f} s<extra></extra>"}
                 traces.append(line(name, times, [*values, values[-1]], colour, shape="hv", **words))
+                ends.append((name, colour, [value for value in values if value is not None][-1]))
         title = f"{kind_of(result, found.config)}: {sentences.settings_text(found.config)}"
+        layout = {"annotations": line_ends(ends, 1.03, 240, 16), "margin": {"r": 58}, "xaxis": xaxis, "yaxis": yaxis}
         panels.append(Panel(title=title, data=traces, layout=layout, height_px=240))
     return panels
 
@@ -255,7 +244,6 @@ def timelines(result: Result) -> list[Panel]:
 def figures(result: Result) -> dict[str, list[Panel]]:
     """By their anchor in the page; empty where there is nothing to draw."""
     return {
-        "loading": loading(result),
         "roofline": roofline(result),
         "gains": gains(result),
         "timelines": timelines(result),
@@ -331,15 +319,18 @@ def _plotly_js() -> str:
 
 
 def page_view(result: Result) -> dict[str, Any]:
-    best, headline = result.best, " ".join(sentences.seen_once(result))
-    if best is not None:
-        settings = "" if best.config == result.yours else f"{sentences.settings_text(best.config)}: "
-        headline = settings + sentences.answer_text(result, best)
+    winner, headline, lines = sentences.shown_winner(result), "No answer", sentences.seen_once(result)
+    if winner is not None:
+        headline, *others = sentences.answer_lines(result, winner)
+        set_to = [] if winner.config == result.yours else [f"Settings: {sentences.settings_text(winner.config)}."]
+        lines = (*set_to, *others, *sentences.bottleneck_sentence(result))
     return {
         "title": f"{result.config.workload.title} on {result.device.name}",
         "subtitle": f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         "warning": sentences.warning(result),
         "headline": headline,
+        "lines": lines,
+        "steps": loading(result),
         "confirmed": tables.best_and_baseline(result),
         "sections": [tables.Section(title=title, lines=lines) for title, lines in _words(result).items() if lines],
         "code": _code(result),
@@ -352,8 +343,6 @@ def page_view(result: Result) -> dict[str, Any]:
 
 
 def _words(result: Result) -> dict[str, tuple[str, ...]]:
-    at_yours = result.best_at_your_batch
-    kept = [sentences.keep_text(result, at_yours)] if at_yours and at_yours != result.best else []
     notes = result.notes[:MOST_NOTES]
     if more := result.notes[MOST_NOTES:]:
         notes = (*notes, f"{counted(len(more), 'more note')} in result.json.")
@@ -362,24 +351,20 @@ def _words(result: Result) -> dict[str, tuple[str, ...]]:
     )
     took, tried = seconds_text(result.seconds), counted(len(result.trials), "trial")
     return {
-        "Answer": (*filter(None, kept), *sentences.best_with_changes(result), *sentences.batch_caution(result)),
-        "Bottleneck": sentences.limit_sentences(result),
-        "Memory format and optimizer, compute only": tuple(
-            sentences.recipe_line(each) for each in result.recipes if not result.config.workload.command
-        ),
-        "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
         "Notes": notes,
+        "Time taken": (f"{took}: {stages or 'nothing was measured'}; {tried}.",),
     }
 
 
 def _code(result: Result) -> list[tables.Section]:
-    """Of what is proven better; at the user's batch size only what differs from the best."""
+    """Of what is proven better: the answer, and at another batch size only what differs from it."""
     blocks = dict[str, str]()
-    for where, winner in {"": result.best, " at your batch size": result.best_at_your_batch}.items():
-        if winner is None or winner.config == result.yours:
+    for winner in filter(None, (sentences.shown_winner(result), result.best)):
+        where = f" at batch {winner.config.batch_size}" if blocks else ""
+        if winner.config == result.yours:
             continue
         if result.config.workload.command:
-            blocks.setdefault("\n".join(script_lines(result, winner.config)), f"What to type{where}")
+            blocks.setdefault("\n".join(script_lines(result, winner.config)), f"To keep it{where}")
         else:
             blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
             blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
@@ -387,7 +372,8 @@ def _code(result: Result) -> list[tables.Section]:
 
 
 def limits_table(result: Result) -> tables.Table:
-    rows, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
+    """A column for each precision."""
+    found, trained = list[tuple[str, ...]](), {choice.chosen for choice in result.recipes}
     for each in result.ceilings:
         predicted = "" if each.verified else " (predicted)"
         sizes = [f"{size:,}{predicted}" for size in (each.safe_batch_size, each.batch_size)]
@@ -397,9 +383,11 @@ def limits_table(result: Result) -> tables.Table:
         ran = ", ".join(f"{p.batch_size:,}{'' if p.fits else ' failed'}" for p in each.probes)
         rate = MISSING if alone is None else f"{rate_text(alone.samples_per_s)} at batch {alone.batch_size:,}"
         limit = sentences.limit_text(each.limit, result.device.kind)
-        rows.append((each.precision, *sizes, limit, bytes_text(each.budget_bytes), rate, ran))
-    columns = ("", "safe batch", "largest", "limited by", "memory for training", "compute-only rate", "sizes run")
-    return tables.Table(title="Limits of each precision", columns=columns, rows=tuple(rows))
+        found.append((*sizes, limit, bytes_text(each.budget_bytes), rate, ran))
+    names = ("safe batch", "largest", "limited by", "memory for training", "compute-only rate", "sizes run")
+    rows = tuple(zip(names, *found, strict=True)) if found else ()
+    columns = ("", *(each.precision for each in result.ceilings))
+    return tables.Table(title="Limits of each precision", columns=columns, rows=rows)
 
 
 def board_view(results: Sequence[Result], unread: Sequence[str] = ()) -> dict[str, Any]:
@@ -429,7 +417,7 @@ def _row(result: Result) -> tables.SortedRow:
         "workload": tables.Cell(workload),
         "machine": tables.Cell(f"{result.device.name}, {counted(result.host.num_usable_cores, 'core')}"),
         "samples/s": tables.number(best.throughput if best else None, sentences.interval_text),
-        "over the baseline": tables.number(best.speedup.value if best and best.speedup else None, ratio_text),
+        "gain": tables.number(best.speedup.value if best and best.speedup else None, ratio_text),
         "of compute-only": tables.number(best.compute_fraction if best else None, percent_text),
         "configuration": tables.Cell(sentences.settings_text(best.config) if best else MISSING),
         "host": tables.Cell(result.host.hostname),

@@ -25,7 +25,7 @@ from loadtune.records.result import (
     finalist_of,
     measured_of,
 )
-from loadtune.records.statistics import Interval
+from loadtune.records.statistics import Interval, gain_text
 from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
@@ -66,13 +66,6 @@ def interval_text(found: Interval) -> str:
     if half is None:
         return value
     return f"{value} ± {number_text(half)}" if half < found.value else f"{value} (0–{number_text(found.high)})"
-
-
-def gain_text(gain: Interval, level: str = "") -> str:
-    """``1.27× (1.22–1.32)``; with the level of the interval ``1.27× (99%: 1.22–1.32)``."""
-    known = gain.low is not None and gain.high is not None
-    interval = f"{level}{number_text(gain.low)}–{number_text(gain.high)}" if known else "no interval"
-    return f"{ratio_text(gain.value)} ({interval})"
 
 
 def limit_text(limit: CeilingLimit, device_kind: str) -> str:
@@ -218,10 +211,10 @@ def doubt_of(result: Result, winner: Winner) -> str | None:
         return f"nothing was measured twice. {' '.join(['Run again', *longer])}."
     if winner.rival_gain is not None and winner.inconclusive:
         most, busy = winner.rival_gain.high or math.inf, busy_text(result.finalists, result.host)
-        gain = f"a gain of up to {ratio_text(most)} is not excluded" if most < 10 else "any gain is possible"
-        known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}"
-        quieter = ["on a quieter machine"] if busy or not longer else []
-        return f"{gain}; {known}. {f'{busy} ' if busy else ''}Run again {', or '.join([*quieter, *longer])}."
+        others = f"up to {ratio_text(most)} as fast" if most < 10 else "many times as fast"
+        known = f"throughput is known to ±{percent_text(winner.half_width_fraction)}.{f' {busy}' if busy else ''}"
+        again = ", or ".join([*(["on a quieter machine"] if busy or not longer else []), *longer])
+        return f"your settings may be best, or others {others}; {known} Run again {again}."
     finalist = finalist_of(result.finalists, winner)
     if finalist is not None and finalist.unconfirmed is not None:
         return unconfirmed_text(finalist)
@@ -287,24 +280,57 @@ def answer_text(result: Result, winner: Winner) -> str:
     return f"{f'{rate}, ' if is_known else ''}{ratio} {base} {interval}."
 
 
-def batch_caution(result: Result) -> tuple[str, ...]:
-    """What another batch size changes in training. Empty: it is the baseline's."""
-    best, yours = result.best, result.yours
-    if best is None or yours is None or best.config.batch_size == yours.batch_size:
-        return ()
-    changed = f"Batch size {best.config.batch_size} instead of {yours.batch_size}"
-    return (f"{changed}: tune the learning rate again, check accuracy.",)
+def shown_winner(result: Result) -> Winner | None:
+    """The answer: at the user's batch size, unless something is proven at another one alone. None: there is none."""
+    at_yours = result.best and (result.best_at_your_batch or result.best)
+    return result.best if at_yours is None or at_yours.config == result.yours else at_yours
+
+
+def names(result: Result) -> dict[TrialConfig, str]:
+    """What tables and figures call the ``answer``, the ``best`` at any batch size, where that is another one, and the
+    ``baseline``."""
+    answer = shown_winner(result)
+    found = {} if answer is None else {answer.config: "answer"}
+    found = {} if result.best is None else found | {result.best.config: found.get(result.best.config, "best")}
+    return found if result.yours is None else found | {result.yours: "baseline"}
+
+
+def answer_lines(result: Result, winner: Winner, where: str = "") -> tuple[str, ...]:
+    """The answer, what another batch size brings, and what changes of the code bring: first what is proven. ``where``
+    the code of the changes is."""
+    other, changes = _other_batch(result, winner), tuple(each + where for each in best_with_changes(result))
+    if winner.config == result.yours and result.remedies and result.remedies.config:
+        return (*changes, headline(result, winner), *other)
+    return (headline(result, winner), *other, *changes)
+
+
+def headline(result: Result, winner: Winner) -> str:
+    """With the batch size, where the user gave one and may get another."""
+    at = f"Batch {winner.config.batch_size}: " if result.best_at_your_batch and winner.config != result.yours else ""
+    return at + answer_text(result, winner)
+
+
+def _other_batch(result: Result, winner: Winner) -> tuple[str, ...]:
+    """What another batch size than the user's brings, and changes in training."""
+    best, at_yours, yours = result.best, result.best_at_your_batch, result.yours
+    if best is not None and best.config.batch_size != winner.config.batch_size:
+        return (f"{headline(result, best)} Tune the learning rate again.",)
+    kept = keep_text(result, at_yours) if at_yours and at_yours != winner else ""
+    if yours is None or winner.config.batch_size == yours.batch_size:
+        return (kept,) if kept else ()
+    changed = f"Batch size {winner.config.batch_size} instead of {yours.batch_size}"
+    return (f"{changed}: tune the learning rate again, check accuracy.", *([kept] if kept else []))
 
 
 def keep_text(result: Result, winner: Winner) -> str:
-    """``Keep your settings: …`` or ``No conclusion: …``. Empty: something else than the baseline is proven better."""
+    """``Keep your settings: …`` or ``Nothing is proven: …``. Empty: something else is proven better."""
     if winner.config != result.yours:
         return ""
     what, where, there = "your settings", "", ""
     if result.best is None or result.best.config != winner.config:
         where, there = f" at batch size {winner.config.batch_size}", " there"
     if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
-        return f"No conclusion{where}: {doubt}"
+        return f"Nothing is proven{where}: {doubt}"
     if set(result.assumed) >= ASSUMED:
         what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
     most = winner.rival_gain and winner.rival_gain.high
@@ -330,23 +356,21 @@ def _loads(limit: ResourceLimit) -> bool:
 
 
 def bottleneck_sentence(result: Result) -> tuple[str, ...]:
-    """One resource and its probability, and the largest step where it spends most of its time on loading. A limit below
-    the measured rate is none that can be told."""
+    """One resource and its probability. A limit below the measured rate is none that can be told."""
     found, best = result.bottleneck, result.best
     if found is None or best is None:
         return ()
     if not found.holds:
-        missed = f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed"
-        why = f"{missed}; it predicts {percent_text(found.explained)} of the measured throughput"
-        return (f"Bottleneck: not known, because the throughput model does not fit this job ({why}).",)
+        wrong = f"{percent_text(abs(found.explained - 1))} too {'high' if found.explained > 1 else 'low'}"
+        missed = f", and it missed {found.num_missed} of {counted(found.num_predicted, 'trial')}"
+        why = f"the rate that the throughput model gives is {wrong}{missed if found.num_missed else ''}"
+        return (f"Bottleneck: cannot be named, because {why}.",)
     first, rate = found.limits[0], found.limits[0].samples_per_s.value
     mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
     name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])
     at = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
     at_most = f"at most {number_text(rate)} samples/s, " if rate > best.samples_per_s else ""
-    steps = result.steps[:1] if _loads(first) else ()
-    step = "".join(f"; {percent_text(each.share)} of loading is {each.text}" for each in steps)
-    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}){step}.",)
+    return (f"Bottleneck{at}: {name} ({at_most}probability {percent_text(first.probability)}).",)
 
 
 class Gain(NamedTuple):
@@ -415,7 +439,7 @@ def best_with_changes(result: Result) -> tuple[str, ...]:
     if config.batch_size != best.config.batch_size:
         what += ". Tune the learning rate again"
     if found.config is None:
-        return (f"Not proven: a change of your code gained {gain_text(found.gain)}: {what}.",)
+        return (f"Not proven: a change of your code gained {gain_text(found.gain, '99% interval ')}: {what}.",)
     on = "" if best == (result.best_at_your_batch or best) else f" at batch {best.config.batch_size}"
     gain = f"{gain_text(found.gain, '99% interval ')}{on}, {rate_text(changed.samples_per_s)}"
     return (f"A change of your code gains {gain}: {what}.",)

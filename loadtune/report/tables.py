@@ -14,16 +14,17 @@ from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.measurement import Measurement, Telemetry, compute_fraction
 from loadtune.records.memory import FootprintReport, LayerFootprint, StepAccount
 from loadtune.records.result import Result, Winner, finalist_of
-from loadtune.records.statistics import Interval
+from loadtune.records.statistics import Interval, gain_text
 from loadtune.report.sentences import (
     FAILURE_TEXT,
     PRECISION_TEXT,
     RESOURCE_TEXT,
     doubt_of,
-    gain_text,
     interval_text,
+    names,
     recipe_text,
-    titles_text,
+    settings_text,
+    shown_winner,
 )
 from loadtune.units import MISSING, bytes_text, count_text, counted, number_text, percent_text, seconds_text
 
@@ -84,17 +85,14 @@ def number(found: float | Interval | None, shown: Callable[[Any], str] = str) ->
 def best_and_baseline(result: Result) -> Table | None:
     """A column for each answer and one for the baseline; a line for each figure that one of them has. None: nothing was
     confirmed."""
-    best, at_yours = result.best, result.best_at_your_batch
+    best = result.best
     if best is None:
         return None
-    winners = {"best": best, f"best at batch {result.config.yours.batch_size}": None if at_yours == best else at_yours}
-    better = {title: each for title, each in winners.items() if each is not None and each.config != result.yours}
-    columns = {title: confirmed_row(result, each.config, each) for title, each in better.items()}
-    if result.yours is not None:
-        columns["baseline"] = confirmed_row(result, result.yours, None)
+    winners = {each.config: each for each in (best, shown_winner(result)) if each and each.config != result.yours}
+    columns = {name: confirmed_row(result, each, winners.get(each)) for each, name in names(result).items()}
     missing = Cell(MISSING)
-    names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
-    rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
+    figures = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
+    rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in figures)
     title = "Confirmed" if doubt_of(result, best) is None else "Not confirmed"
     return Table(title=title, columns=("", *columns), rows=rows)
 
@@ -108,7 +106,7 @@ def confirmed_row(result: Result, config: TrialConfig, winner: Winner | None) ->
     runs = finalist.runs
     row["runs"] = number(len(runs))
     row["samples/s (95% CI)"] = number(finalist.throughput, interval_text)
-    row["speed-up (99% CI)"] = number(winner.speedup if winner else None, gain_text)
+    row["gain (99% CI)"] = number(winner.speedup if winner else None, gain_text)
     if texts := [each for run in runs for each in run.windows if each.num_tokens is not None]:
         # Padding included: samples of larger batches are padded to more.
         tokens = sum(each.num_tokens or 0 for each in texts) / sum(each.num_samples for each in texts)
@@ -124,21 +122,20 @@ def confirmed_row(result: Result, config: TrialConfig, winner: Winner | None) ->
 
 
 def trial_table(result: Result) -> list[SortedRow]:
-    best, rows = result.best and not result.best.inconclusive and result.best.config, list[SortedRow]()
+    kinds, rows = names(result), list[SortedRow]()
     for trial in result.trials:
         run, failure = trial.measurement, trial.failure
         outcome = "measured, noisy" if run and run.noisy else "measured"
         if failure is not None:
             outcome = f"{FAILURE_TEXT[failure.kind]} ({failure.phase}): {failure.message}"
         row = {
-            "trial": number(trial.number),
-            "from": Cell("search" if trial.predicted else "baseline"),
-            **_settings(result, trial.config),
+            "trial": Cell(" ".join(filter(None, (str(trial.number), kinds.get(trial.config)))), trial.number),
+            "settings": Cell(settings_text(trial.config)),
             "samples/s": number(run.throughput if run else None, interval_text),
             **_measured(result, trial.config, [run] if run else []),
             "outcome": Cell(outcome),
         }
-        rows.append(SortedRow("failed" if failure else "measured", row, trial.config == best))
+        rows.append(SortedRow("failed" if failure else "measured", row, kinds.get(trial.config) in ("answer", "best")))
     return rows
 
 
@@ -154,10 +151,8 @@ def _settings(result: Result, config: TrialConfig) -> Row:
         "persistent_workers": Cell(str(loader.persistent_workers)),
         "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
         "memory format, optimizer": Cell(recipe_text(config.recipe)),
-        "change of your code": Cell(titles_text(result, config) or MISSING),
     }
     optional = {"prefetch_factor", "in_order", "persistent_workers"} - fixed
-    optional |= set() if any(trial.config.remedies for trial in result.trials) else {"change of your code"}
     assumed = result.assumed if config == result.yours else ()
     return {
         name: replace(cell, text=f"{cell.text} (assumed)") if name in assumed else cell
@@ -177,12 +172,13 @@ def _measured(result: Result, config: TrialConfig, runs: Sequence[Measurement]) 
 
     gpu = {"GPU utilization": mean("gpu_utilization_fraction"), "SM activity": mean("gpu_sm_activity_fraction")}
     peaks = [peak for run in runs if (peak := peak_bytes(run, result.device.kind)) is not None]
+    memory = "peak RAM, summed over processes" if on_cpu else "peak GPU memory"
     start_s = fmean(run.first_batch_s for run in runs) if runs and config.loader.num_workers else None
     return {
-        "blocked in next(loader)": number(fmean(run.wait_fraction for run in runs) if runs else None, percent_text),
+        "waits for data": number(fmean(run.wait_fraction for run in runs) if runs else None, percent_text),
         **({} if on_cpu else gpu),
         "CPU utilization": mean("cpu_utilization_fraction"),
-        "peak RAM" if on_cpu else "peak GPU memory": number(max(peaks, default=None), bytes_text),
+        memory: number(max(peaks, default=None), bytes_text),
         "start of workers": number(start_s, seconds_text),
     }
 
@@ -296,7 +292,7 @@ def telemetry_rows(telemetry: Telemetry) -> tuple[tuple[str, str], ...]:
     figures = [getattr(telemetry, field.name) for field in fields(telemetry) if field.name not in about]
     num_seen, num_missing = sum(figure not in (None, ()) for figure in figures), len(telemetry.missing)
     missing = (("", f"not available: {', '.join(names)}: {reason}") for reason, names in by_reason.items())
-    return (("sensors", f"{num_seen} of {num_seen + num_missing} figures"), *missing)
+    return (("sensors", f"{num_seen} of {num_seen + num_missing} work"), *missing)
 
 
 # Where memory goes: the account of a step, its layers, the largest batch in words

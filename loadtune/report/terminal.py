@@ -132,23 +132,21 @@ def terminal_answer(
 
     Without `with_notes` notes are only counted: they were shown while the run went on.
     """
-    winner, warned = result.best and (result.best_at_your_batch or result.best), sentences.warning(result)
-    if winner is not None and winner.config == result.yours:
-        winner = result.best  # at another batch size, where something is proven there alone
+    winner, warned = sentences.shown_winner(result), sentences.warning(result)
     warnings = () if warned is None else (warned,)
     head, code = _wrapped([*warnings, *sentences.seen_once(result)]), list[str]()
     below, more = list[str](), list[str]()
     if winner is not None:
-        head, code = _wrapped([_headline(result, winner)]), _code(result, winner)
-        code_of = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
-        changed = (f"{sentence} {code_of}" for sentence in sentences.best_with_changes(result))
-        below = _wrapped([*_other_batch(result, winner), *warnings, *changed])
+        where = _EXPORT if result.remedies and result.remedies.config else "Code: in the report."
+        first, *others = sentences.answer_lines(result, winner, f" {where}")
+        code, below = _code(result, winner), _wrapped([*warnings, *others])
+        head = _wrapped([f"{first} To keep it:" if code else first])
         more = [*_epoch(result, winner), *_gains(result, winner), *sentences.limit_sentences(result)]
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     while len(said := _wrapped(more)) > room:
         del more[-1]
-    said = [*_table(result, winner, room - len(said)), *said]
+    said = [*_table(result, room - len(said)), *said]
     shown = list[str]()
     for note in result.notes if with_notes else ():
         if len(_wrapped([*shown, note])) > room - len(said):
@@ -176,21 +174,6 @@ def _spaced(head: list[str], code: list[str], *others: list[str]) -> tuple[str, 
     return tuple(lines)
 
 
-def _headline(result: Result, winner: Winner) -> str:
-    """With the batch size, where the user gave one and may get another."""
-    at = f"Batch {winner.config.batch_size}: " if result.best_at_your_batch and winner.config != result.yours else ""
-    return at + sentences.answer_text(result, winner)
-
-
-def _other_batch(result: Result, winner: Winner) -> tuple[str, ...]:
-    """What another batch size than the user's brings. It changes the optimization, so it is said apart."""
-    best, at_yours = result.best, result.best_at_your_batch
-    if best is None or best.config.batch_size == winner.config.batch_size:
-        kept = sentences.keep_text(result, at_yours) if at_yours and at_yours != winner else ""
-        return (*sentences.batch_caution(result), *([kept] if kept else []))
-    return (f"{_headline(result, best)} Retune the learning rate.",)
-
-
 def _code(result: Result, winner: Winner) -> list[str]:
     """The loader, and what the recipe changes in a plain training step; of a script what to type into it. Empty: the
     user's settings are the answer."""
@@ -207,12 +190,10 @@ def _code(result: Result, winner: Winner) -> list[str]:
     return [*textwrap.wrap(f"loader = DataLoader({call})", WIDTH, subsequent_indent="    "), *step.splitlines()]
 
 
-def _table(result: Result, winner: Winner | None, room: int) -> list[str]:
+def _table(result: Result, room: int) -> list[str]:
     """The contestants of the final, fastest first; where not all fit, the answers and the baseline stay."""
-    names = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
-    names |= {} if winner is None else {winner.config: "answer"}
-    names |= {} if result.yours is None else {result.yours: "baseline"}
-    names |= {found.config: "+ change" for found in result.finalists if found.config.remedies}
+    changed = {found.config: "+ change" for found in result.finalists if found.config.remedies}
+    names = sentences.names(result) | changed
     ranked = sorted(result.finalists, key=lambda found: (found.config not in names, -found.samples_per_s))
     shown = sorted(ranked[: max(0, room - 1)], key=lambda found: -found.samples_per_s)
     if not shown:
@@ -258,4 +239,4 @@ def _gains(result: Result, winner: Winner) -> tuple[str, ...]:
     if words and winner == result.best and result.remedies and result.remedies.config:
         kept = sentences.changes(result)[0]
         words.append(f"{kept.name} {ratio_text(kept.ratio.value)}")
-    return (f"Gain in epoch time: {', then '.join(words)}.",) if words[1:] else ()
+    return (f"What each step gains: {', then '.join(words)}.",) if words[1:] else ()

@@ -41,7 +41,7 @@ class Protection:
 
 
 _WAYS = (
-    Protection("overlay", "What the script writes goes to overlays and is thrown away; what existed stays as it is."),
+    Protection("overlay", "What the script writes is thrown away at the end; files that existed stay as they are."),
     Protection(
         "landlock",
         "What existed stays as it is: the script fails where it writes outside of new temporary folders (Landlock).",

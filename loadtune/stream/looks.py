@@ -52,7 +52,7 @@ _SLOT_BYTES, _NUM_KEPT = 1 << 14, 24
 _RUNTIME_BYTES = 1 << 20  # more than the interpreter's own state, which has its lock
 _SIGNAL = signal.SIGURG
 _MOST_NOTED, _MOST_PATHS = 250, 1000
-_HANDING: Path = ("handing over", "")
+_HANDING: Path = ("sending batches", "")
 
 
 def _none_seen() -> dict[Any, Any]:

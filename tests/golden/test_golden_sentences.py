@@ -171,7 +171,7 @@ SAID = {
     "bottleneck: a model that does not hold names nothing and says why": bottleneck_sentence(
         explained(holds=False, num_missed=3)
     ),
-    "bottleneck: a resource that loads has the largest step, and three steps are told": limit_sentences(loads(1.0)),
+    "bottleneck: where a resource loads, three steps are told": limit_sentences(loads(1.0)),
     "bottleneck: where loading nearly limits, steps are told": limit_sentences(loads(0.2)),
     "bottleneck: where loading does not limit, no step is told": limit_sentences(loads(0.05)),
     "bottleneck: where training waits for data and no model fits, steps are told": limit_sentences(

@@ -11,7 +11,7 @@ from loadtune.report.terminal import terminal_answer
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "benchmarks" / "results").glob("*-h?00/*/result.json"))
-README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h100" / "train" / "result.json"
+README_RUN = ROOT / "benchmarks" / "results" / "2026-11-29-h200" / "train" / "result.json"
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)

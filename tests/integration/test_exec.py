@@ -145,7 +145,7 @@ def is_enough(number, most):
     if most is None:
         from loadtune.inflight import words
         from loadtune.inflight.account import accounts
-        is_said = any("training would be" in line for _, line in words._said)
+        is_said = any("are predicted to gain" in line for _, line in words._said)
         return is_said or any(each.changes_reason for each in accounts())
     return number == most
 
@@ -191,11 +191,11 @@ def test_changes_of_the_code_are_tried_beside_the_loop(tmp_path, trouble, method
     assert loader["changes_reason"] == ("its process ended" if trouble == "crash" else None)
     if trouble == "crash" or most:
         assert loader["changes"] == []
-        assert "training would be" not in done.stderr
+        assert "are predicted to gain" not in done.stderr
         return
     assert [each["name"] for each in loader["changes"]] == ["uint8_transfer"]
     assert 1.05 <= loader["changes_gain"] <= 2.0
-    assert done.stderr.count("training would be about") == 2, done.stderr
+    assert done.stderr.count("changes of your code are predicted to gain") == 2, done.stderr
     assert spare_rig.CODE in done.stderr
     code = subprocess.run([*EXEC[:-1], "export", str(tmp_path), "--change", "uint8"], capture_output=True, text=True)
     assert code.stdout.splitlines()[1:] == spare_rig.CODE.splitlines()

@@ -1,6 +1,7 @@
 """The report page in a real browser, from a file: it draws, sorts, filters and copies, and asks for nothing."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from browser_rig import CHROMIUM, Browser
@@ -10,7 +11,7 @@ from loadtune.report.page import write_board, write_page
 from loadtune.store import write_result
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-PHONE_WIDTH = 390
+DESKTOP_AND_PHONE = 1200, 390
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +58,12 @@ def test_it_draws_everything_asks_for_nothing_and_runs_no_ones_words(browser, pa
     browser.open(page)
     assert browser.errors == []
     assert {url for url in browser.requests if not url.startswith(("data:", "blob:"))} == {page.as_uri()}
-    assert NASTY in browser.evaluate("document.querySelector('h1').textContent")
+    assert NASTY in browser.evaluate("document.querySelector('.subtitle').textContent")
     plots = "[...document.querySelectorAll('.plot')]"
-    assert browser.evaluate(f"{plots}.length") == 5
+    assert browser.evaluate(f"{plots}.length") == 4
     assert browser.evaluate(f"{plots}.every((plot) => plot.querySelector('svg.main-svg'))")
-    names = "[...document.querySelectorAll('#loading .legendtext')].map((name) => name.textContent)"
-    assert "48% RandomResizedCrop" in browser.evaluate(names)
+    names = "[...document.querySelectorAll('#roofline .annotation-text')].map((name) => name.textContent)"
+    assert any("pinning thread" in name for name in browser.evaluate(names))
 
 
 def test_a_heading_sorts_by_value_and_leaves_what_is_missing_at_the_end(opened) -> None:
@@ -77,13 +78,13 @@ def test_a_heading_sorts_by_value_and_leaves_what_is_missing_at_the_end(opened) 
 def test_the_filter_keeps_rows_that_hold_every_word(opened) -> None:
     typed = """(() => {
         const input = document.querySelector(".filter");
-        input.value = "bf16 true";
+        input.value = "bf16 pinned";
         input.dispatchEvent(new Event("input", { bubbles: true }));
     })()"""
     opened.evaluate(typed)
     shown = len(column(opened, "trial"))
     assert 0 < shown < 60
-    assert set(column(opened, "precision")) == {"bf16"}
+    assert all("pinned, bf16" in settings for settings in column(opened, "settings"))
     assert opened.evaluate("document.querySelector('.count').textContent") == f"{shown} of 60 shown"
 
 
@@ -109,16 +110,16 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser, page) -> None:
     assert browser.evaluate(ground) == found[0]
 
 
-def test_nothing_is_wider_than_a_phone_and_the_board_is_a_small_page(browser, page, tmp_path) -> None:
+def test_nothing_is_wider_than_the_screen_and_the_board_is_a_small_page(browser, page, tmp_path) -> None:
     write_result(golden(), tmp_path)
     board = write_board([tmp_path], tmp_path / "board.html")
     assert board.stat().st_size < 100_000
     cut, whole = (
         write_page(one, tmp_path / f"{name}.html") for name, one in (("cut", cut_short()), ("golden", golden()))
     )
-    for one in (page, cut, whole, board):
-        browser.open(one, width=PHONE_WIDTH)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE_WIDTH
+    for one, width in product((page, cut, whole, board), DESKTOP_AND_PHONE):
+        browser.open(one, width=width)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
     click(browser, "table.sortable th button", "samples/s")
     assert column(browser, "samples/s") == ["4,050 ± 162"]
     assert browser.errors == []

@@ -45,7 +45,7 @@ def said_of(result: Result) -> str:
 
 
 KEEP = "Keep your settings: nothing else that was tried gains more than "
-NO_CONCLUSION = "No conclusion: a"
+NO_CONCLUSION = "Nothing is proven: your settings may be best, or others "
 
 
 @pytest.mark.parametrize(("between_runs", "told"), [(0.004, KEEP), (0.3, NO_CONCLUSION), (1.5, NO_CONCLUSION)])
@@ -91,11 +91,11 @@ def test_a_gain_that_was_seen_once_is_not_told_and_warns_where_it_is_used(tmp_pa
     """There is no time for a second run of anything."""
     result = tune_fake(FakeTraining(prepare_s=31.0), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
     assert result.best.config == result.yours
-    once = "No conclusion: nothing was measured twice. Run again with a larger --time-budget."
+    once = "Nothing is proven: nothing was measured twice. Run again with a larger --time-budget."
     assert page_view(result)["headline"].startswith(once)
     table = page_view(result)["confirmed"]
     assert table.title == "Not confirmed"
-    assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("speed-up"))
+    assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("gain"))
     warns_where_it_is_used(tmp_path, result)
 
 
@@ -297,4 +297,4 @@ def test_a_rate_above_the_compute_only_rate_is_not_the_answer(tmp_path: Path) ->
     for winner in (result.best, result.best_at_your_batch):
         assert winner is None or winner.compute_fraction is None or winner.compute_fraction <= 1.1
     assert result.best.config == result.yours
-    assert said_of(result).startswith("No conclusion: a")
+    assert said_of(result).startswith("Nothing is proven: your settings may be best, or others ")

@@ -104,7 +104,7 @@ def test_where_they_leave_no_conclusion_this_is_said_in_the_answer_and_in_no_not
     sensor = BusySensor(training.clock, others=lambda number: {"others_cpu_cores": 0.5 * NUM_CORES})
     result = tune_fake(training, tmp_path, ALL_TRIALS, sensor=sensor)
     said = " ".join(str(TuningResult.of(result)).split())
-    assert said.startswith("No conclusion: ")
+    assert said.startswith("Nothing is proven: ")
     assert " Other processes used up to 50% of the CPU cores in " in said
     assert said.count("Run again on a quieter machine") == 1
     assert not about_others(result)

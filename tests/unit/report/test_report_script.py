@@ -86,9 +86,9 @@ def test_another_precision_comes_with_its_lines(own: str, precision: str, parts:
 
 def test_page_and_exports_say_the_same_and_build_no_model() -> None:
     result = of_script("python train.py -b 64")
-    typed = script_lines(result, result.best.config)
-    (section, *_) = page_view(result)["code"]
-    assert (section.title, list(section.lines)) == ("What to type", typed)
+    at_yours, typed = (script_lines(result, each.config) for each in (result.best_at_your_batch, result.best))
+    shown = {section.title: list(section.lines) for section in page_view(result)["code"]}
+    assert shown == {"To keep it": at_yours, "To keep it at batch 256": typed}
     text = export(result, "pytorch")
     compile(text, "pytorch", "exec")
     assert all(f"# {line}\n" in text for line in typed)

@@ -386,7 +386,7 @@ class Large(Dataset):
 
 def test_handing_over_is_a_step():
     steps = seen(Large(), 1, 100, batch_size=None)
-    assert "handing over" in {step.name for step in steps if step.share > 0.05}
+    assert "sending batches" in {step.name for step in steps if step.share > 0.05}
     assert any("return [self.sample.add(" in step.name for step in steps)
 
 

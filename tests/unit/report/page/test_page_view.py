@@ -15,7 +15,6 @@ from loadtune.report.page import (
     MOST_NOTES,
     Panel,
     board_view,
-    figures,
     gains,
     limits_table,
     loading,
@@ -33,7 +32,7 @@ def row(view: dict[str, Any], name: str) -> tuple[str, ...]:
 
 
 def words(view: dict[str, Any]) -> str:
-    return "\n".join(line for section in view["sections"] for line in section.lines)
+    return "\n".join(view["lines"])
 
 
 def traces(panels: list[Panel]) -> dict[str, Any]:
@@ -43,25 +42,27 @@ def traces(panels: list[Panel]) -> dict[str, Any]:
 
 def test_best_and_baseline_stand_side_by_side_with_what_is_known() -> None:
     view = page_view(replace(golden(), best_at_your_batch=None))
-    assert view["confirmed"].columns == ("", "best", "baseline")
+    assert view["confirmed"].columns == ("", "answer", "baseline")
+    assert page_view(golden())["confirmed"].columns == ("", "answer", "best", "baseline")
     assert row(view, "samples/s (95% CI)") == ("4,050 ± 162", "1,620 ± 48.6")
-    assert row(view, "speed-up (99% CI)") == ("2.50× (2.38–2.63)", "–")
+    assert row(view, "gain (99% CI)") == ("2.50× (2.38–2.63)", "–")
     failed = page_view(replace(golden(), finalists=golden().finalists[:2], notes=tuple(map(str, range(9)))))
     assert row(failed, "samples/s (95% CI)")[-1] == "not measured"
     assert row(failed, "GPU utilization")[-1] == "–"
-    notes = failed["sections"][-1].lines
+    notes = failed["sections"][0].lines
     assert (len(notes), notes[-1]) == (MOST_NOTES + 1, "4 more notes in result.json.")
     on_cpu = page_view(replace(golden(), device=Device(kind="cpu", name="Xeon")))
     assert not any("GPU" in cells[0] for cells in on_cpu["confirmed"].rows)
-    assert row(on_cpu, "peak RAM")[0] == "8.38 GiB"
+    assert row(on_cpu, "peak RAM, summed over processes")[0] == "8.38 GiB"
 
 
 def test_a_changed_batch_size_comes_with_its_warning_and_code_that_differs_is_shown() -> None:
     view, same = page_view(golden()), page_view(replace(golden(), best_at_your_batch=golden().best))
-    assert "check accuracy" in words(view)
-    titles = ["Loader", "Training step", "Loader at your batch size"]
+    assert "Batch 256: 4,050 ± 162 samples/s" in words(view)
+    titles = ["Loader", "Training step", "Loader at batch 256"]
     assert [block.title for block in view["code"]] == titles
     assert [block.title for block in same["code"]] == titles[:2]
+    assert "check accuracy" in words(same)
     assert "check accuracy" not in words(page_view(replace(golden(), best=golden().best_at_your_batch)))
 
 
@@ -70,9 +71,10 @@ def test_a_run_cut_short_claims_nothing_and_says_what_stands() -> None:
     view = page_view(cut)
     assert (view["confirmed"], view["code"]) == (None, [])
     assert view["warning"] == "Cut short: interrupted. 2 measurements are kept. Nothing was confirmed."
-    assert "4,210 samples/s (one measurement, not confirmed) with batch 256, 16 workers, pinned" in view["headline"]
+    assert view["headline"] == "No answer"
+    assert "4,210 samples/s (one measurement, not confirmed) with batch 256, 16 workers, pinned" in words(view)
     assert "×" not in words(view)
-    assert "No trial was measured" in page_view(replace(cut, trials=()))["headline"]
+    assert "No trial was measured" in words(page_view(replace(cut, trials=())))
     for whole, scope in ((True, "confirmation was complete"), (False, "fewer runs than planned")):
         assert scope in (page_view(replace(golden(), cut_short="interrupted", confirmed_whole=whole))["warning"] or "")
 
@@ -84,8 +86,8 @@ def test_the_table_of_trials_sorts_by_figures_and_marks_the_best() -> None:
     assert [each.is_best for each in table] == [False, True, False]
     assert len({tuple(each.by_column) for each in table}) == 1
     changed = measured(3, 5052.0, golden().remedies.config)
-    named = trial_table(replace(golden(), trials=(*golden().trials, changed)))[-1].by_column["change of your code"]
-    assert named.text == "send uint8 images, make floats on the GPU; copy one batch ahead on a side stream"
+    named = trial_table(replace(golden(), trials=(*golden().trials, changed)))[-1].by_column["settings"]
+    assert named.text.endswith("with uint8 transfer and copy ahead")
 
 
 def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer() -> None:
@@ -93,16 +95,19 @@ def test_a_baseline_that_is_kept_for_want_of_proof_is_no_answer() -> None:
     rival = Interval(value=0.9, low=0.3, high=2.5)
     kept = replace(result.best, config=result.yours, half_width_fraction=1.2, speedup=None, rival_gain=rival)
     finalists = tuple(replace(each, half_width_fraction=1.2) for each in result.finalists)
-    result = replace(result, best=kept, best_at_your_batch=kept, finalists=finalists)
+    changed = page_view(replace(result, best=kept, best_at_your_batch=kept, finalists=finalists))
+    assert changed["headline"].startswith("A change of your code gains 1.32×"), "what is proven comes first"
+    result = replace(result, best=kept, best_at_your_batch=kept, finalists=finalists, remedies=None)
     view, spent = page_view(result), page_view(replace(result, seconds=result.config.time_budget_s))
-    told = "No conclusion: a gain of up to 2.50× is not excluded; throughput is known to ±120%. Run again "
+    told = "your settings may be best, or others up to 2.50× as fast; throughput is known to ±120%. Run again "
+    told = f"Nothing is proven: {told}"
     assert view["headline"].startswith(f"{told}on a quieter machine. Baseline: "), "a third of the time was left"
     assert spent["headline"].startswith(f"{told}with a larger --time-budget. Baseline: ")
     assert (view["warning"], view["code"], view["confirmed"].title) == (None, [], "Not confirmed")
     assert row(view, "samples/s (95% CI)") == ("1,620 (0–3,564)",)
     assert not any(each.is_best for each in view["trials"])
     names = {trace["name"] for panel in view["figures"]["roofline"] for trace in panel.data}
-    assert "best" not in names
+    assert not {"answer", "best"} & names
     assert board_view([replace(result, best=kept)])["rows"][0].outcome == "no answer"
 
 
@@ -113,21 +118,13 @@ def test_gains_are_the_steps_to_the_answer_then_changes_of_the_code() -> None:
     assert found["predicted"]["x"] == pytest.approx([1.05, 5250 / 4050])
 
 
-def test_the_steps_of_loading_are_one_bar_hatched_where_they_wait() -> None:
-    (panel,) = figures(golden())["loading"]
-    found = {trace["name"].replace("<br>", " "): trace for trace in panel.data}
-    assert list(found) == [
-        "48% RandomResizedCrop",
-        "24% train.py:31 Image.open(path)",
-        "10% ToTensor",
-        "8% collate_fn: default_collate",
-        "5% RandomHorizontalFlip",
-        "5% other steps",
-    ]
-    assert sum(sum(trace["x"]) for trace in panel.data) == pytest.approx(1.0)
-    waiting = found["24% train.py:31 Image.open(path)"]
-    assert waiting["x"] == pytest.approx([0.06, 0.18])
-    assert waiting["marker"]["pattern"]["shape"] == ["", "/"]
+def test_the_steps_of_loading_are_bars_hatched_where_they_wait() -> None:
+    found = {bar.name: bar for bar in loading(golden())}
+    others = ["ToTensor", "collate_fn: default_collate", "RandomHorizontalFlip", "other steps"]
+    assert list(found) == ["RandomResizedCrop", "train.py:31 Image.open(path)", *others]
+    assert sum(bar.share for bar in found.values()) == pytest.approx(1.0)
+    waiting = found["train.py:31 Image.open(path)"]
+    assert (waiting.share, waiting.waits) == (pytest.approx(0.24), pytest.approx(0.75))
     unseen = replace(golden(), best=golden().best_at_your_batch)
     assert (unseen.steps, loading(unseen)) == ((), [])
     assert replace(golden(), best=None).steps == ()
@@ -138,10 +135,10 @@ def test_the_roofline_has_a_named_line_for_each_resource_up_to_the_workers_that_
     workers = found["worker processes"]
     at = dict(zip(workers["x"], workers["y"], strict=True))
     assert (at[4], at[16], max(at)) == (1800, 7200, 16)
-    assert set(found["pinning thread 86%"]["y"]) == {4200}
+    assert set(found["pinning thread, 86%"]["y"]) == {4200}
     assert found["predicted"]["y"][0] == pytest.approx(0.96 * 430)
     assert found["95% interval"]["fill"] == "toself"
-    lines = {"pinning thread 86%", "GPU 14%", "CPU cores", "worker processes"}  # main is far above
+    lines = {"pinning thread, 86%", "GPU, 14%", "CPU cores", "worker processes"}  # main is far above
     assert set(found) == {*lines, "95% interval", "predicted", "best"}
     assert roofline(explained(holds=False)) == []
 
@@ -165,12 +162,12 @@ def test_only_what_was_measured_with_the_winners_recipe_is_marked() -> None:
 
 def test_the_limits_of_a_precision_name_its_ceilings_and_each_size_that_was_run() -> None:
     table = limits_table(golden())
-    assert table.rows[0][1:3] == ("3,131", "3,296")
-    assert [cells[-2] for cells in table.rows] == ["6,121 samples/s at batch 256", "–"]
-    assert table.rows[0][-1] == "32, 900, 3,296, 3,310 failed, 3,131"
+    assert (table.columns[1], [cells[1] for cells in table.rows[:2]]) == ("fp16", ["3,131", "3,296"])
+    assert table.rows[-2][1:] == ("6,121 samples/s at batch 256", "–")
+    assert table.rows[-1][1] == "32, 900, 3,296, 3,310 failed, 3,131"
     predicted = replace(golden().ceilings[0], verified=False, probes=(FitReport(precision="fp16", batch_size=32),))
     table = limits_table(replace(golden(), ceilings=(predicted,)))
-    assert table.rows[0][1:3] == ("3,131 (predicted)", "3,296 (predicted)")
+    assert [cells[1] for cells in table.rows[:2]] == ["3,131 (predicted)", "3,296 (predicted)"]
 
 
 def test_timelines_stand_one_under_the_other() -> None:
@@ -181,7 +178,7 @@ def test_timelines_stand_one_under_the_other() -> None:
     yours = Finalist(config=golden().yours, runs=(sampled(0.0, 1.0, None),))
     panels = timelines(replace(golden(), finalists=(Finalist(config=BEST, runs=(sampled(1.0, 0.9),)), yours)))
     assert [panel.title.split(":")[0] for panel in panels] == ["baseline", "best"]
-    assert traces(panels)["GPU utilization"]["y"] == [0.0, 1.0, None, None]
+    assert traces(panels)["GPU"]["y"] == [0.0, 1.0, None, None]
     unsampled = measurement(400, telemetry=Telemetry(seconds=3.0))
     assert timelines(replace(golden(), yours=None, finalists=(Finalist(config=BEST, runs=(unsampled,)),))) == []
 
