@@ -72,8 +72,8 @@ def _few_text(account: Account) -> str:
 
     had, batch_s = account.epoch_batches or account.num_batches, account.total_s / max(1, account.num_batches)
     needed = max(had, num_skipped(account.num_workers) + num_needed(account.num_workers, batch_s)) + 1
-    has = f"{counted(had, 'batch')}{' in an epoch' if account.epoch_batches else ''}"
-    return f"{account.name} has {has}, and at least {needed} are needed"
+    has = f"has {counted(had, 'batch')} in an epoch" if account.epoch_batches else f"gave {counted(had, 'batch')}"
+    return f"{account.name} {has}, and at least {needed} are needed"
 
 
 def gain_text(account: Account) -> str:

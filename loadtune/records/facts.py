@@ -144,6 +144,8 @@ class WorkloadFacts:
     """What the script trains in as it is. None: a described job."""
     autocast_places: tuple[str, ...] = ()
     """``FILE:LINE`` of the script's own autocasts that are switched off around its forward pass."""
+    cudnn_benchmark: bool = False
+    """Whether the script sets it on a GPU. It is off while settings are measured: each new size would take seconds."""
     loader_class: str | None = None
     """Name of the user's own subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or there is a dataset."""
     fixed_batch_size: int | None = None

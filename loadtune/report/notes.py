@@ -128,6 +128,8 @@ def _of_workload(facts: WorkloadFacts) -> Iterator[str]:
     if budgets and budgets[-1][1] > _UNEVEN * budgets[0][1]:
         texts = [f"rank {number} may take {bytes_text(size)}" for number, size in (budgets[0], budgets[-1])]
         yield f"R{texts[0][1:]} of memory, which bounds the batch size of all ranks; {texts[1]}."
+    if facts.cudnn_benchmark:
+        yield "torch.backends.cudnn.benchmark was off while settings were measured: your steps may be faster."
     if facts.loader_class is not None:
         yield (
             f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "

@@ -19,7 +19,6 @@ from loadtune.records.result import (
     Finalist,
     Part,
     Resource,
-    ResourceLimit,
     Result,
     Winner,
     finalist_of,
@@ -329,6 +328,8 @@ def keep_text(result: Result, winner: Winner) -> str:
     what, where, there = "your settings", "", ""
     if result.best is None or result.best.config != winner.config:
         where, there = f" at batch size {winner.config.batch_size}", " there"
+    if not result.finalists[1:]:
+        return "Nothing is proven: nothing but your settings was measured in the confirmation."
     if (doubt := doubt_of(result, winner)) and (winner.inconclusive or result.cut_short is None):
         return f"Nothing is proven{where}: {doubt}"
     if set(result.assumed) >= ASSUMED:
@@ -342,17 +343,13 @@ def limit_sentences(result: Result) -> tuple[str, ...]:
     """The bottleneck, then the largest steps of loading where loading limits, or nearly does."""
     model, best = result.bottleneck, finalist_of(result.finalists, result.best)
     if model is not None and model.holds:
-        is_told = any(_loads(each) and each.probability >= _NEARLY for each in model.limits)
+        probable = [each for each in model.limits if each.probability >= _NEARLY]
+        is_told = any(sum(each.shares.get(part, 0.0) for part in _LOADING) > 0.5 for each in probable)
     else:
         is_told = best is not None and fmean(run.wait_fraction for run in best.runs) >= _NEARLY
     if not (is_told and result.steps):
         return bottleneck_sentence(result)
     return (*bottleneck_sentence(result), f"Loading spends {steps_text(result.steps)}.")
-
-
-def _loads(limit: ResourceLimit) -> bool:
-    """Whether the resource spends most of its time on loading."""
-    return sum(limit.shares.get(part, 0.0) for part in _LOADING) > 0.5
 
 
 def bottleneck_sentence(result: Result) -> tuple[str, ...]:

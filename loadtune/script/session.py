@@ -171,6 +171,7 @@ class _Session(Session):
         self._accumulate = line.agreed(script.accumulate)
         script.precisions.switches |= set(begin.autocast_places)
         self._trains_by = partial(_Loop, self._handover)
+        self._benchmarks, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
         super().__init__(replace(begin, max_memory_bytes=_least_memory(begin, self._gpu())), line)
 
     def _gpu(self) -> int:
@@ -225,6 +226,7 @@ class _Session(Session):
             fixed_batch_size=found.fixed_batch_size if is_free else size,
             takes_channels_last=self._line.agreed(found.takes_channels_last and precisions.may_lay_out()),
             autocast_places=tuple(sorted(precisions.switches)),
+            cudnn_benchmark=self._benchmarks and self._chosen.kind == "cuda",
         )
 
     def _products(self, precision: Precision, size: int, phase: str = "first step") -> Counter[str]:

@@ -125,14 +125,11 @@ class Line:
 
     def stop_asked(self) -> bool:
         """Whether the controller has said enough; looks now and then."""
-        return bool(self.agreed(self._stop_heard()))
-
-    def _stop_heard(self) -> bool:
-        now = time.monotonic()
-        if now - self._last_looked < _LOOK_S:
-            return False
-        self._last_looked, patience_s, self._patience_s = now, self._patience_s, 0.0
-        return self._connection.poll(patience_s) and self._connection.recv() == STOP
+        now, heard = time.monotonic(), False
+        if now - self._last_looked >= _LOOK_S:
+            self._last_looked, patience_s, self._patience_s = now, self._patience_s, 0.0
+            heard = self._connection.poll(patience_s) and self._connection.recv() == STOP
+        return bool(self.agreed(heard))
 
     def _send(self, message: str | Window) -> None:
         self._connection.send(message)

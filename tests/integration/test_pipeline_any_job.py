@@ -32,7 +32,8 @@ def row(result, name: str) -> tuple[str, ...] | None:
 
 def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path: Path) -> None:
     """Of another class, with samples that differ in size and are counted in tokens."""
-    texts = training(own_loader=OWN, loader_class="StatefulDataLoader", largest_sample_bytes=2**20)
+    other = {"loader_class": "StatefulDataLoader", "largest_sample_bytes": 2**20, "cudnn_benchmark": True}
+    texts = training(own_loader=OWN, **other)
     texts.sample_tokens = lambda batch_size: 2.0 * batch_size
     result = tune_fake(texts, tmp_path)
     assert result.yours.loader == OWN
@@ -42,6 +43,7 @@ def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path:
     notes = " ".join(result.notes)
     assert "Your loader is a StatefulDataLoader. It was measured as" in notes
     assert "Samples differ in size. Memory was probed with the largest" in notes
+    assert "torch.backends.cudnn.benchmark was off while settings were measured" in notes
     cells = row(result, "tokens/s")
     assert f"{result.best.samples_per_s * 2 * result.best.config.batch_size:,.0f}" in cells
     assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()

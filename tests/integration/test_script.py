@@ -53,6 +53,7 @@ class Convolution(nn.Sequential):
 
 def main():
     torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
     rows, model = Rows(), nn.Linear(4, 3)
     if mode in ("switch", "images"):
         rows, model = Images(), Convolution(nn.Conv2d(3, 4, 3), nn.Linear(4, 3))
@@ -63,6 +64,7 @@ def main():
     every = 2 if mode == "accumulate" else 1
     for epoch in range(3):
         for number, (inputs, labels) in enumerate(ahead(loader) if mode == "ahead" else loader):
+            assert len(inputs) <= 8 or not torch.backends.cudnn.benchmark
             if mode == "short" and number == 12:
                 break
             if mode in ("raises", "switch") and len(inputs) > 32:
@@ -123,7 +125,7 @@ def test_its_loop_trains_on_batches_that_are_asked_for(script):
     client, notes = script
     with client("plain") as training:
         facts = training.describe()
-        assert (facts.loader_place, facts.own_precision, facts.precisions) == ("train.py:41", "fp32", ("fp32", "bf16"))
+        assert (facts.loader_place, facts.own_precision, facts.precisions) == ("train.py:42", "fp32", ("fp32", "bf16"))
         assert (facts.own_loader.batch_size, facts.own_loader.num_workers) == (8, 1)
         assert (facts.dataset_length, facts.input_shape, facts.fixed_batch_size) == (640, (4,), None)
         for size, recipe, workers in ((16, FP32, 0), (40, BF16, 2)):
