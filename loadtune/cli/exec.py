@@ -27,7 +27,7 @@ def exec_(command: list[str], verbose: bool, out: str | None, freeze: list[str] 
     """Tune DataLoader workers while a script trains.
 
     Your code stays as it is. Output, exit code, signals and working directory are the script's own.
-    Samples and their order stay the same. Each decision is printed on stderr.
+    Indices and their order stay the same. Each decision is printed on stderr.
 
     Examples:
 
@@ -55,7 +55,7 @@ def exec_(command: list[str], verbose: bool, out: str | None, freeze: list[str] 
     try:
         return _run_tuned(command, options, None if out is None else Path(out))
     except OSError as error:
-        own = f"Give a command after --, as in: loadtune exec -- python {command[0]}"
+        own = "Give a command after --, as in: loadtune exec -- python train.py"
         raise UsageError(f"{command[0]} cannot be run ({error.strerror}). {own}") from None
 
 
@@ -65,9 +65,9 @@ EXEC = Parser(
     exec_,
     option("command", help="The command that trains, after --.", value="COMMAND", nargs=REMAINDER),
     option("-o", "--out", help="Write inflight.json, a record of each loader, into it.", value="FOLDER"),
-    option("--max-workers", help="Most workers of one loader.", value="N"),
+    option("--max-workers", help="Maximum of workers of one loader.", value="N"),
     option("--freeze", help=_FREEZE, value="NAME", action="append"),
-    option("--exact", help="Do not tune loaders that draw random numbers."),
+    option("--exact", help="Do not tune loaders with random samples."),
     option("--dry-run", help="Measure and advise; change no loader."),
     option("--until-tuned", help=_UNTIL),
     option("--no-advice", help="Try no changes of your code in a process beside the training."),

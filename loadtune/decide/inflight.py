@@ -294,7 +294,8 @@ def _switch(state: State, reading: Reading, work: Work, bound: Bound, number: in
     predicted_s, now = batch_s(work, loop_of(reading, bound), number), reading.num_workers
     state = replace(state, decided_s=0.0, decided_cores=bound.cores)
     if state.job.only_advises:
-        gain = min(reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))
+        most = number / now if now else math.inf  # no worker loads faster than now
+        gain = min(most, reading.total_s / predicted_s, 1 / max(1e-3, 1 - reading.waiting_fraction))
         state = replace(state, stage="resting", limit="workers")
         return Action(state=state, do="advise", num_workers=number, gain=gain)
     if bound.refusal is not None:

@@ -85,8 +85,8 @@ def gain_text(account: Account) -> str:
         return ""
     times, is_kept = told(gain, "95% interval "), account.kept_workers == account.num_workers
     if not account.is_proven:
-        once = "measured once before and once after"
-        return f"gain not proven: {times.replace('no interval', once)}; keep {counted(account.own_workers, 'worker')}"
+        leave = "" if gain.low is None else f"; leave num_workers={account.own_workers}"
+        return f"gain not proven: {times.replace('no interval', 'measured once before and once after')}{leave}"
     if is_kept and min(len(account.first_epochs_s), len(account.epochs_s)) > 1:
         now_s, first_s = (sum(each) / len(each) for each in (account.epochs_s, account.first_epochs_s))
         return f"an epoch takes {seconds_text(now_s)} instead of {seconds_text(first_s)}, {times}"
@@ -180,7 +180,7 @@ def _steps_text(account: Account) -> str:
     which, follows = line[0] if line else first.text, ""
     if (first.waits or 0.0) > 0.5:
         follows = f"; {which} mostly waits: more workers help if what it waits for serves several at once"
-    elif account.bottleneck == "cores" or account.num_workers == 0:
+    elif account.bottleneck == "cores":
         follows = f"; more workers would not help, so make {which} cheaper"
     return f"loading spends {steps_text(account.steps)}{follows}"
 

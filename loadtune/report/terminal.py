@@ -231,7 +231,7 @@ def _epoch(result: Result, winner: Winner) -> tuple[str, ...]:
     if not result.config.workload.command or winner.config == result.yours or len(found) < 2 or not all(found):
         return ()
     after, before = (seconds_text(fmean(each)) for each in found)
-    return (f"An epoch takes {after} instead of {before}.",)
+    return (f"With the answer an epoch takes {after} instead of {before}.",)
 
 
 def _gains(result: Result, winner: Winner) -> tuple[str, ...]:
