@@ -141,6 +141,6 @@ def _why_nothing(folder: Path) -> str:
     if not (folder / "hooked").exists():
         return "no process imported torch's DataLoader, so nothing was tuned."
     return (
-        "no torch DataLoader was iterated, so nothing was tuned. Classes with an iterator of their own "
-        "(StatefulDataLoader, DALI, WebDataset) are left alone."
+        "nothing was tuned: no torch DataLoader was iterated, or its process was killed before a decision. Classes "
+        "with an iterator of their own (StatefulDataLoader, DALI, WebDataset) are left alone."
     )

@@ -128,9 +128,9 @@ def _outcome(account: Account) -> list[str]:
     kept = own if account.kept_workers is None else account.kept_workers
     ended = f"; the script ended before {now} were compared with {kept}" if is_open else ""
     share = (numbers := account.numbers()).get("blocked_fraction", 0.0)
-    unknown = "the script ended before more delivered" if account.state in ("starting", "watching") else ""
+    early = {"starting": "the script ended before more delivered", "watching": "the script ended before a decision"}
     still = "no larger number was found to be faster" if share > 0.5 and account.bottleneck == "workers" else ""
-    why = account.reason or (kept == own and unknown) or still
+    why = account.reason or (kept == own and early.get(account.state)) or still
     predicted = min(account.predicted or 1.0, 1 / max(0.01, 1 - share))
     why += f", predicted gain {ratio_text(predicted)}" if predicted > 1.01 else ""
     why = why and f": {why}"
