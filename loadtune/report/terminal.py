@@ -192,9 +192,9 @@ def _code(result: Result, winner: Winner) -> list[str]:
 
 def _table(result: Result, room: int) -> list[str]:
     """The contestants of the final, fastest first; where not all fit, the answers and the baseline stay."""
-    changed = {found.config: "+ change" for found in result.finalists if found.config.remedies}
-    names = sentences.names(result) | changed
-    ranked = sorted(result.finalists, key=lambda found: (found.config not in names, -found.samples_per_s))
+    names = sentences.names(result) | {found.config: "+ change" for found in result.finalists if found.config.remedies}
+    rank = {config: place for place, config in enumerate(names)}
+    ranked = sorted(result.finalists, key=lambda found: (rank.get(found.config, len(rank)), -found.samples_per_s))
     shown = sorted(ranked[: max(0, room - 1)], key=lambda found: -found.samples_per_s)
     if not shown:
         return []

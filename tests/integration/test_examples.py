@@ -85,7 +85,7 @@ def test_it_trains_under_exec(script: Path, typed, tmp_path: Path) -> None:
     assert files_below(tmp_path / "cwd") == []
 
 
-ANSWER = r"^(python examples/|DataLoader\(|model = |with torch\.autocast|No conclusion|Keep your settings|Cut short)"
+ANSWER = r"^(python examples/|DataLoader\(|model = |with torch\.autocast|Nothing is|Keep your settings|Cut short)"
 """What to type, or why nothing is to be typed."""
 
 

@@ -145,7 +145,7 @@ def test_random_samples(kind, num_workers, exact, acts, said, tuned, capsys):
     (found,) = accounts()
     assert has_acted(found) == acts
     assert acts or "random" in found.reason
-    assert capsys.readouterr().err.count("random augmentation draws ") == said
+    assert capsys.readouterr().err.count("; random augmentation differs") == said
 
 
 class OwnNumbers(inflight_jobs.Samples):
@@ -188,7 +188,7 @@ def test_what_workers_on_trial_show_before_they_deliver(kind, exact, reason, beg
     assert found.account.reason is reason or reason in found.account.reason
     assert found.account.draws_random == (reason == "samples are random" or kind == "draws")
     said = capsys.readouterr().err
-    assert said.count("random augmentation draws ") == (kind == "draws" and not exact)
+    assert said.count("; random augmentation differs") == (kind == "draws" and not exact)
     assert said.count("TypeError: unsupported operand") == (kind == "fails")
 
 
@@ -374,7 +374,7 @@ def test_advice_for_a_stream_is_bound_by_shards_cores_and_the_wait(shards, cores
         time.sleep(1.0 if number == 40 else 0.0005)  # a validation, in which nothing can be gained
     (found,) = accounts()
     assert found.advice == [f"num_workers={wanted}"]
-    predicted = float(words.summary([found])[0].split("predicted ")[1].split()[0])
+    predicted = float(words.summary([found])[0].split("predicted gain ")[1].removesuffix("×"))
     assert 1 < predicted <= 1.01 / (1 - found.numbers()["blocked_fraction"])
 
 

@@ -36,7 +36,7 @@ def test_the_scripts_own_settings_are_the_baseline_and_its_code_is_not_changed(t
     answer = terminal_answer(result)
     assert answer[2].startswith("python train.py --batch-size 128 --workers 1")
     assert answer[3] == "DataLoader(..., pin_memory=True, persistent_workers=True)  # train.py:33"
-    assert any(line.startswith("An epoch takes ") for line in answer)
+    assert any(line.startswith("With the answer an epoch takes ") for line in answer)
 
 
 def test_the_layout_of_weights_that_trains_faster_is_to_be_typed_too(tmp_path: Path) -> None:
