@@ -83,10 +83,10 @@ def gain_text(account: Account) -> str:
     gain = account.told_gain()
     if gain is None:
         return ""
-    times, is_kept = told(gain, "95% interval "), account.kept_workers == account.num_workers
+    times = told(gain, "95% interval ", "measured once before and once after")
+    is_kept = account.kept_workers == account.num_workers
     if not account.is_proven:
-        leave = "" if gain.low is None else f"; leave num_workers={account.own_workers}"
-        return f"gain not proven: {times.replace('no interval', 'measured once before and once after')}{leave}"
+        return f"gain not proven: {times}" + ("" if gain.low is None else f"; leave num_workers={account.own_workers}")
     if is_kept and min(len(account.first_epochs_s), len(account.epochs_s)) > 1:
         now_s, first_s = (sum(each) / len(each) for each in (account.epochs_s, account.first_epochs_s))
         return f"an epoch takes {seconds_text(now_s)} instead of {seconds_text(first_s)}, {times}"

@@ -32,10 +32,10 @@ class Interval:
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
 
-def gain_text(gain: Interval, level: str = "") -> str:
+def gain_text(gain: Interval, level: str = "", unknown: str = "no interval") -> str:
     """``1.27× (1.22–1.32)``; with the level of the interval ``1.27× (99% interval 1.22–1.32)``."""
     known = gain.low is not None and gain.high is not None
-    interval = f"{level}{number_text(gain.low)}–{number_text(gain.high)}" if known else "no interval"
+    interval = f"{level}{number_text(gain.low)}–{number_text(gain.high)}" if known else unknown
     return f"{ratio_text(gain.value)} ({interval})"
 
 
