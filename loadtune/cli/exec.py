@@ -65,7 +65,7 @@ EXEC = Parser(
     exec_,
     option("command", help="The command that trains, after --.", value="COMMAND", nargs=REMAINDER),
     option("-o", "--out", help="Write inflight.json, a record of each loader, into it.", value="FOLDER"),
-    option("--max-workers", help="Maximum of workers of one loader.", value="N"),
+    option("--max-workers", help="Maximum number of workers of one loader.", value="N"),
     option("--freeze", help=_FREEZE, value="NAME", action="append"),
     option("--exact", help="Do not tune loaders with random samples."),
     option("--dry-run", help="Measure and advise; change no loader."),
