@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from functools import cache, partial
@@ -142,12 +143,14 @@ remove_worker_pids = _signals._remove_worker_pids
 error_if_any_worker_fails = _signals._error_if_any_worker_fails
 
 
-def end_of_worker(error: Exception, iterator: Any) -> Exception | None:
-    """How a worker ended, in torch's words. It asks first whether the worker lives, by which Python alone learns how;
-    then its own ``error`` lacks that. None: none ended, or it is not of that."""
-    ended = [each for each in getattr(iterator, "_workers", ()) if each.exitcode]
-    if not ended or "exited unexpectedly" not in str(error):
-        return None
+def end_of_worker(iterator: Any, patience_s: float) -> Exception | None:
+    """How a worker ended, in torch's words, from Python's own books: torch tells a death once, without its exit code
+    where it asked Python first. ``patience_s``: for one that is about to end. None: none ended by an error."""
+    workers, deadline = getattr(iterator, "_workers", ()), time.monotonic() + patience_s
+    while not (ended := [each for each in workers if each.exitcode]):
+        if not workers or time.monotonic() > deadline:
+            return None
+        time.sleep(0.01)
     pid, code = ended[0].pid, ended[0].exitcode
     how = f"exited unexpectedly with exit code {code}"
     if code < 0:

@@ -120,16 +120,13 @@ class EndlessLoader:
             return next(batches, None)
         except (OSError, EOFError, RuntimeError) as error:
             # A batch that a worker had sent cannot be opened once it is dead. Where PyTorch has not seen the death yet
-            # it raises what the connection says; its own error names the process.
-            closed = not isinstance(error, RuntimeError) or "ancdata" in str(error)
-            deadline = time.monotonic() + _DEATH_S
-            while self.config.num_workers and closed and not str(error).startswith("Caught "):
-                torch_private.error_if_any_worker_fails()
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.01)
-            if (ended := torch_private.end_of_worker(error, batches.delivering())) is not None:
-                raise ended from error
+            # it raises what the connection says; seen while it handles that, its word of it may be lost for good.
+            said = str(error)
+            closed = not said.startswith("Caught ") and (not isinstance(error, RuntimeError) or "ancdata" in said)
+            if closed or "exited unexpectedly" in said:
+                patience_s = _DEATH_S if closed else 0.0
+                if (ended := torch_private.end_of_worker(batches.delivering(), patience_s)) is not None:
+                    raise ended from error
             raise
 
     def depth(self) -> Depth | None:

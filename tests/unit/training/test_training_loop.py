@@ -1,19 +1,24 @@
 """The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
 
 import contextlib
+import multiprocessing
+import os
+import tempfile
 import time
+from operator import itemgetter
 from typing import Any
 
 import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
 from loadtune.stream.torch_private import Depth
 from loadtune.training.loop import EndlessLoader, Marks, TimedLoop
+from loadtune.workload.loaders import LoaderParts
 
 SLOW_S, QUICK_S = 0.02, 0.001
 
@@ -63,6 +68,51 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert max(parts, key=lambda part: parts[part]) == slow
     assert parts[slow] > 0.9 * window.num_steps * SLOW_S  # a sleep never ends early
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
+
+
+def refuse() -> None:
+    raise ConnectionRefusedError
+
+
+class Refused:
+    """A batch whose shared memory is not to be had."""
+
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+class EndsItsWorker(Sleeping):
+    """After its first batch, and once it may."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.ends, self.num = multiprocessing.Event(), 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.num += 1
+        if self.num > 1 and self.ends.wait():
+            os._exit(3)
+        return Refused()
+
+
+def test_a_death_that_pytorch_saw_as_it_handled_another_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells a death once; what was raised then is lost where something else raises, as tempfile did."""
+    dataset = EndsItsWorker()
+
+    def dies_meanwhile() -> Any:
+        dataset.ends.set()
+        with contextlib.suppress(RuntimeError):
+            time.sleep(60)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", dies_meanwhile)
+    parts = LoaderParts.of(DataLoader(dataset, 1, num_workers=1, collate_fn=itemgetter(0)))
+    config = LoaderConfig(batch_size=1, num_workers=1)
+    with (
+        contextlib.closing(EndlessLoader(workload_of(None, loader=parts), config)) as loader,
+        pytest.raises(RuntimeError, match="exited unexpectedly with exit code 3"),
+    ):
+        loader.next_batch()
 
 
 def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_steps() -> None:
