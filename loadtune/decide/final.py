@@ -107,18 +107,25 @@ class Verdict:
             for config, own in self._runs.items()
         ]
 
-        def judged(each: Finalist) -> Finalist:
-            seen = [(*other.runs, *self._tried(other.config)) for other in found]
-            if len(each.runs) > FEWEST_DEGREES:  # its own spread; configurations differ in how steady they are
-                seen = [each.runs]
-            half_width, spread = None, spread_between([[run.samples_per_s for run in runs] for runs in seen])
+        rates = [[run.samples_per_s for run in each.runs] for each in found]
+        tried = [[run.samples_per_s for run in self._tried(each.config)] for each in found]
+        of_all = spread_between([own + seen for own, seen in zip(rates, tried, strict=True)])
+
+        def judged(each: Finalist, own: list[float]) -> Finalist:
+            # Its own spread, where it is known; configurations differ in how steady they are.
+            half_width, spread = None, spread_between([own]) if len(own) > FEWEST_DEGREES else of_all
             if spread is not None:
                 sd = spread.sd / math.sqrt(len(each.runs))
                 half_width = t(spread.degrees_of_freedom, num_intervals=len(found)) * sd
             known = replace(each, half_width_fraction=half_width)
             return replace(known, unconfirmed=self._ruled_out_by(known))
 
-        return tuple(map(judged, found))
+        return tuple(map(judged, found, rates))
+
+    @cached_property
+    def _scores(self) -> dict[TrialConfig, list[float]]:
+        """Of each finalist, by run."""
+        return {config: [run.score for run in own] for config, own in self._runs.items()}
 
     def _tried(self, config: TrialConfig) -> list[Measurement]:
         """Its run in the search, which counts for the spread between runs alone: it was picked for what it read there.
@@ -155,8 +162,9 @@ class Verdict:
             return Interval(value=1.0, low=1.0, high=1.0)
         if num_comparisons is None:
             num_comparisons = sum(f.config != self.yours for f in self._able())
-        scores = [[run.score for run in each.runs] for each in self.finalists]
-        logs = [math.log(a.score / b.score) for a, b in zip(one.runs, other.runs, strict=False)]
+        scores = list(self._scores.values())
+        both = zip(self._scores[one.config], self._scores[other.config], strict=False)
+        logs = [math.log(a / b) for a, b in both]
         most, ratio = max(map(len, scores)), math.exp(statistics.fmean(logs))
         num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
         spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)

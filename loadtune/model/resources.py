@@ -36,6 +36,7 @@ loading and pinning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ class Prior(NamedTuple):
     """Of the logarithm."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What is known before the first segment."""
 
@@ -85,6 +86,16 @@ class Job:
     def codes(self) -> tuple["Job", ...]:
         """With no change of the code, and with each combination of changes."""
         return (self, *self.changed)
+
+    @cached_property
+    def samples(self) -> Array:
+        """(Seconds, CPU seconds, bytes) of one by code."""
+        return np.array([(each.sample_s, each.sample_cpu_s, each.sample_bytes) for each in self.codes])
+
+    @cached_property
+    def syncs(self) -> NDArray[np.bool_]:
+        """Of `syncing`, by code and recipe."""
+        return np.array([[name in each.syncing for name in self.compute] for each in self.codes])
 
 
 POINT = np.dtype([("batch_size", float), ("num_workers", float), ("pinned", bool), ("recipe", int), ("code", int)])
@@ -131,9 +142,9 @@ def compute_s(job: Job, points: Points, small: Array) -> Array:
     """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
     growing by the power ``small`` of 1 ÷ batch size, above them along a line through two measured steps."""
     alone, below = np.empty(len(points)), np.empty(len(points))
-    curves = {(c, r): curve for c, each in enumerate(job.codes) for r, curve in enumerate(each.compute.values())}
-    for (code, recipe), curve in curves.items():
-        at = (points["code"] == code) & (points["recipe"] == recipe)
+    curves = [[*each.compute.values()] for each in job.codes]
+    for code, recipe in set(zip(points["code"].tolist(), points["recipe"].tolist(), strict=True)):
+        curve, at = curves[code][recipe], (points["code"] == code) & (points["recipe"] == recipe)
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
         wanted = np.log(points["batch_size"][at])
         below[at] = np.maximum(0.0, sizes[0] - wanted)
@@ -176,16 +187,14 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
     value = {name: values[..., at, None] for at, name in enumerate(PRIORS)}
     b, w, pinned, recipe, code = (points[name] for name in POINT.names or ())
     slower, in_process, gpu = values[..., len(PRIORS) + recipe], w == 0, job.on_gpu
-    known = np.array([(each.sample_s, each.sample_cpu_s, each.sample_bytes) for each in job.codes])
-    sample_s, cpu_s, sample_bytes = known[code].T
+    sample_s, cpu_s, sample_bytes = job.samples[code].T
     wait_s = np.maximum(0.0, sample_s - cpu_s)
     load_s = cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
     send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
     compute = compute_s(job, points, value["small"])
     alone_s = compute * slower
     none = np.zeros(len(b))
-    syncs = np.array([[name in each.syncing for name in job.compute] for each in job.codes])[code, recipe]
-    sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
+    sync_s = np.where(job.syncs[code, recipe] & gpu, value["sync"] / b, 0.0)
     rate = np.where(pinned, value["copy_rate"], value["unpinned_rate"])
     copy_s = sample_bytes / rate if gpu else none
     launch_s = value["launch"] / b if gpu else none
@@ -197,28 +206,27 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
     n, crowding, stolen = value["sharpness"], np.ones(len(b)), np.zeros(len(b))
     pin_s = np.where(pins & ~in_process, lock_s + hand_s, 0.0)
     pin_busy = pin_s / np.maximum(alone_s, pin_s)
+    away, most_busy = np.where(in_process, 0.0, 1.0), np.where(in_process, 1.0, w + 1.0)
+    per_worker = away / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))
+    main_s = np.where(in_process, np.where(pins, hand_s, 0.0) + lock_s, np.where(pins, 0.0, hand_s + copy_s))
+    needed = np.zeros((len(RESOURCES), *np.broadcast_shapes((*theta.shape[:-1], 1), b.shape)))
+    needed[2] = pin_s
     for _ in range(_ROUNDS):
         loads_s = load_s * crowding
         make = wait_s + loads_s
         launches_s = launch_s * crowding
         computing_s = 0.0 if gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         waits_s = sync_s * crowding * pin_busy
-        steps_s = alone_s + waits_s
-        device_s = steps_s + copy_s
-        serial_s = make + np.where(pins, hand_s, 0.0) + lock_s + np.maximum(device_s, launches_s)
-        each: dict[Resource, Array] = {
-            "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),
-            "cores": np.where(in_process, 0.0, (loads_s + core_s + computing_s) / job.num_cores),
-            "pinning": pin_s,
-            "main": np.where(in_process, serial_s, launches_s + np.where(pins, 0.0, hand_s + copy_s)),
-            "device": np.where(in_process | (not gpu), 0.0, device_s),
-        }
-        needed = np.stack(np.broadcast_arrays(*each.values()))
+        device_s = alone_s + waits_s + copy_s
+        needed[0] = (make + send_s) * per_worker
+        needed[1] = (loads_s + core_s + computing_s) * away / job.num_cores
+        needed[3] = main_s + np.where(in_process, make + np.maximum(device_s, launches_s), launches_s)
+        needed[4] = device_s * away if gpu else 0.0
         seconds = soft_maximum(needed, n)
         pin_busy = np.minimum(1.0, pin_s / seconds)
-        busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if gpu else 1.0))
+        busy = np.minimum(most_busy, (loads_s + core_s) / seconds + (0 if gpu else 1.0))
         stolen = np.minimum(1.0, loads_s / seconds / job.num_cores)
-        crowding = 1 + value["crowd"] * np.where(in_process, 0.0, np.minimum(1.5, busy / job.num_cores) ** 2)
+        crowding = 1 + value["crowd"] * away * np.minimum(1.5, busy / job.num_cores) ** 2
     parts: dict[Resource, Mapping[Part, Array]] = {}
     if with_parts:
         here = in_process.astype(float)
@@ -247,5 +255,5 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
             "device": {"computing": alone_s, "copying": copy_s, "synchronizing": waits_s},
         }
     cpu = np.where(in_process, 0.0, loads_s + send_s)
-    by_resource = dict(zip(each, needed, strict=True))
+    by_resource = dict(zip(RESOURCES, needed, strict=True))
     return Demands(by_resource, parts, seconds, make, device_s, by_resource["pinning"], cpu, compute)

@@ -120,14 +120,14 @@ def feasible(
     state: Resumable, facts: WorkloadFacts, host_now: Callable[[], HostFacts], configs: Sequence[TrialConfig]
 ) -> list[TrialConfig]:
     """Those of them that can run, by all that is known now."""
-    largest, failed = largest_batches(state.config, state.ceilings), state.failed
+    largest, failed, share = largest_batches(state.config, state.ceilings), state.failed, state.share
     able = [
         config
         for config in configs
         if config.batch_size <= largest.get(config.precision, config.batch_size)
         and not any(rules_out(tried, failure, config, facts) for tried, failure in failed)
     ]
-    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, state.share)}
+    fitting = {config for config in able if fits_host(config.loader, facts.sample_bytes, share)}
     if len(fitting) == len(able):
         return able
     now = host_now()  # virtual machines show 31 GiB at first and grow to 256
