@@ -1,4 +1,5 @@
-"""What the README promises, each with a test of its name; the other files here have many more for each.
+"""What the README promises, each with a test of its name; the other files here have many more for each. And what a run
+leaves as a user starts it: real processes, a real dataset and model, on the CPU.
 
 Of faults under a tuner `benchmarks/inflight_faults.py` has many more; these stand for each kind of them.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import inflight_faults
 import pytest
-from cli_rig import Command
+import training_workloads
+from cli_rig import Command, files_below
 from fakes import FakeTraining
 from forked import finished
 from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
@@ -24,7 +26,9 @@ from loadtune.run.state import read_run
 from loadtune.store import load_result
 
 RUN = ("run", "--device", "cpu", "--max-workers", "2", "--out", "kept")
+# The search takes half of it; the rest is for a machine that is busy.
 SHORT = ("--time-budget", "50", "--json")
+RUN_FILES = ["report.html", "result.json", "run.json", "study.db", "training.log"]
 ROOT = Path(__file__).parents[2]
 FAILED = (
     "other_worker_is_killed", "other_worker_is_killed_with_a_lock", "other_worker_hangs", "other_worker_is_stopped",
@@ -44,9 +48,10 @@ FAULTS = dict.fromkeys(FAILED, "3 workers failed") | {
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run that was killed in its second trial, whose workers waited and go with it: its home, what it had kept."""
-    words = ("--dataset", "training_workloads:HeldOnceATrialIsKept", "--model", "training_workloads:Linear")
-    words += ("--time-budget", "300", "--max-batch-size", "16", "--precision", "fp32", "--num-workers", "2")
+    """A run that was killed in its second trial, whose workers waited and go with it: its home, what it had kept. Of a
+    model whose loss in bf16 is NaN."""
+    words = ("--dataset", "training_workloads:HeldOnceATrialIsKept", "--model", "training_workloads:NanInBf16")
+    words += ("--time-budget", "300", "--batch-size", "16", "--num-workers", "2")
     home = tmp_path_factory.mktemp("killed")
     (home / "cwd").mkdir()
     (home / "cwd" / "hold").touch()
@@ -63,19 +68,30 @@ def killed(tmp_path_factory):
     return home, before
 
 
-@pytest.fixture
-def cut(killed, tmp_path):
-    """A copy of what it left: its home, its folder there, and what that has."""
-    home, before = killed
-    shutil.copytree(home / "cwd", tmp_path / "cwd")
-    (folder,) = (tmp_path / "cwd" / "kept").glob("*/*")
-    return tmp_path, folder, before
+def copied(home, to):
+    """Of what it left: the folder of its run."""
+    shutil.copytree(home / "cwd", to / "cwd")
+    (folder,) = (to / "cwd" / "kept").glob("*/*")
+    return folder
 
 
-def test_whatever_ends_a_run_nothing_of_it_stays_running(cut):
+@pytest.fixture(scope="module")
+def resumed_run(killed, tmp_path_factory):
+    """It went on to its end, of one more trial: its home, its folder there, and how it ended."""
+    home = tmp_path_factory.mktemp("resumed")
+    folder = copied(killed[0], home)
+    (home / "cwd" / "hold").unlink()
+    trials = ("--trials", str(len(killed[1].trials) + 1))
+    with Command(home, "run", "--resume", "--out", "kept", *SHORT, *trials, fresh=True) as command:
+        ended = command.end()
+    return home, folder, ended
+
+
+def test_whatever_ends_a_run_nothing_of_it_stays_running(killed, tmp_path):
     """Whatever ends a run, nothing of it stays running: `killed` was killed, and this is resumed until its terminal
     closes. What it saw is kept, and nothing is claimed."""
-    home, folder, before = cut
+    home, before = tmp_path, killed[1]
+    folder = copied(killed[0], home)
     with Command(home, "run", "--resume", "--out", "kept") as command:
         command.until(lambda: "This run was resumed" in command.stderr())
         command.until(lambda: len(command.descendants()) >= 2)
@@ -94,20 +110,50 @@ def test_whatever_ends_a_run_nothing_of_it_stays_running(cut):
         loadtune.best_loader_kwargs(folder)
 
 
-def test_finished_measurements_can_be_resumed(cut):
+def test_finished_measurements_can_be_resumed(killed, resumed_run):
     """Finished measurements can be resumed: nothing is measured again."""
-    home, folder, before = cut
-    (home / "cwd" / "hold").unlink()
-    num_trials = len(before.trials) + 1
-    with Command(home, "run", "--resume", "--out", "kept", *SHORT, "--trials", str(num_trials)) as command:
-        ended = command.end()
+    before, (home, folder, ended) = killed[1], resumed_run
     assert ended.code == 0, ended.stderr
     assert list((home / "cwd" / "kept").glob("*/*")) == [folder]
     result = loadtune.load_result(folder)
     assert list(result.trials[:-1]) == before.trials
-    assert len(result.trials) == num_trials
+    assert len(result.trials) == len(before.trials) + 1
     assert {c for c in result.ceilings if not c.verified} <= set(before.ceilings)
     assert result.best is not None
+
+
+def test_a_run_ends_with_an_answer_and_leaves_its_own_folder_alone(resumed_run):
+    home, folder, ended = resumed_run
+    assert ended.left_behind == []
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == (folder / "result.json").read_text()
+    assert folder.parent.name == "training_workloads.HeldOnceATrialIsKept-training_workloads.NanInBf16"
+    assert list(home.glob("tmp-*/*")) == []
+    written = [name for name in files_below(home) if name not in ("stdout", "stderr")]
+    assert written == [str((folder / name).relative_to(home)) for name in RUN_FILES]
+
+
+def test_the_result_says_what_was_confirmed_and_which_precision_was_left_out(resumed_run):
+    result = loadtune.load_result(resumed_run[1])
+    assert result.cut_short is None
+    assert result.yours.batch_size == result.best_at_your_batch.config.batch_size == 16
+    assert set(result.assumed) == {"pin_memory", "persistent_workers", "precision"}
+    confirmed = {finalist.config: finalist for finalist in result.finalists}
+    assert result.best.samples_per_s == confirmed[result.best.config].samples_per_s
+    assert result.yours in confirmed
+    assert all(trial.config.batch_size <= training_workloads.LENGTH for trial in result.trials)
+    assert not any(trial.failure for trial in result.trials)
+    assert {trial.config.precision for trial in result.trials} == {result.best.config.precision} == {"fp32"}
+    assert any(note.startswith("bf16 was left out") and "NaN or infinite" in note for note in result.notes)
+
+
+def test_every_run_is_told_with_the_workers_it_had(resumed_run):
+    """Found from outside, by the names that PyTorch gives its processes. Short spans may begin before a worker is."""
+    result = loadtune.load_result(resumed_run[1])
+    runs = [(each.config.loader.num_workers, run.telemetry) for each in result.finalists for run in each.runs]
+    assert all(telemetry.timeline for _, telemetry in runs)
+    seen = {bool(num_workers) for num_workers, telemetry in runs if telemetry.workers_cpu_cores is not None}
+    assert seen == ({True} if any(num_workers for num_workers, _ in runs) else set())
 
 
 def test_a_confirmed_answer_is_on_disk(tmp_path, monkeypatch):
