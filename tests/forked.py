@@ -196,6 +196,8 @@ def become(
     threading.current_thread().__class__ = threading._MainThread  # torch handles signals in no other
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()
     multiprocessing.current_process()._config.pop("tempdir", None)
+    multiprocessing.util._finalizer_registry.clear()
+    multiprocessing.process._children = set()  # its exit would end the workers of whoever forked it
     multiprocessing.context._default_context._actual_context = None
     multiprocessing.resource_tracker._resource_tracker._fd = None  # this process has none yet
     multiprocessing.forkserver._forkserver.__init__()  # nor this

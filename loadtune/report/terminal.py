@@ -68,7 +68,7 @@ class LiveDisplay:
     def __init__(
         self, stream: TextIO, *, quiet: bool = False, name: str = "", words: Callable[[str], str] = str
     ) -> None:
-        """``quiet`` shows warnings only. ``name`` begins each message; ``words`` makes others of its words."""
+        """``quiet`` shows notes only. ``name`` begins each message; ``words`` makes others of its words."""
         from rich.console import Console
         from rich.live import Live
 
@@ -101,7 +101,7 @@ class LiveDisplay:
             raise lost
 
     def _print(self, progress: Progress, text: str, *, warning: bool = False) -> None:
-        head = "warning:" if warning else f"[{STAGE_TEXT.get(progress.stage, progress.stage)}]"
+        head = "note:" if warning else f"[{STAGE_TEXT.get(progress.stage, progress.stage)}]"
         # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
         look: dict[str, Any] = {"style": "yellow" if warning else None, "markup": False}
         self._console.print(f"{self._name}{head} {plain(text)}", **look, soft_wrap=not self._console.is_terminal)

@@ -123,10 +123,10 @@ def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner
     assert json.loads(ended.stdout)["schema_version"] == 2
     assert "result.json" in ended.stderr
     ended = invoke("run", "--quiet")
-    assert ended.stderr == "warning: other processes are busy\n"
+    assert ended.stderr == "note: other processes are busy\n"
     assert "usable cores" not in ended.stdout
     assert "your settings" in ended.stdout
-    assert invoke("run", "--quiet", "--json").stderr == "warning: other processes are busy\n"
+    assert invoke("run", "--quiet", "--json").stderr == "note: other processes are busy\n"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_without_a_listener_progress_and_the_folder_are_on_stderr(
     seen = capsys.readouterr()
     assert seen.out == ""
     told = [line.removeprefix("loadtune: ") for line in seen.err.splitlines()]
-    assert told[:3] == ["[memory] memory · at most 1.0 s left", "warning: little memory is left", "[memory] fp32 fits"]
+    assert told[:3] == ["[memory] memory · at most 1.0 s left", "note: little memory is left", "[memory] fp32 fits"]
     assert told[3].startswith("Cut short: interrupted by Ctrl-C. 9 measurements are kept.")
     assert told[4] == f"the result and its report are in {tmp_path}"
     assert told[5] == f"to continue, add to the same call: folder={str(tmp_path)!r}, resume=True"

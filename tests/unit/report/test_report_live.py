@@ -35,7 +35,7 @@ def test_a_log_has_a_line_for_each_stage_and_message_and_quiet_leaves_warnings()
     built, full = (
         Progress(stage="start", message=said, warning=said == "full", left_s=9.0) for said in ("built", "full")
     )
-    assert shown(built, full, quiet=True) == "loadtune: warning: full\n"
+    assert shown(built, full, quiet=True) == "loadtune: note: full\n"
 
 
 def test_a_terminal_gets_both_line_and_message(monkeypatch: pytest.MonkeyPatch) -> None:
