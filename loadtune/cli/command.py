@@ -180,7 +180,7 @@ def option(*flags: str, help: str, value: str | None = None, panel: str = "Optio
 
 
 JSON = option("--json", help="JSON on stdout, all else on stderr.", panel="Output")
-QUIET = option("-q", "--quiet", help="Only warnings, no progress.", panel="Output")
+QUIET = option("-q", "--quiet", help="Only notes, no progress.", panel="Output")
 VERBOSE = option("-v", "--verbose", help="Show Python tracebacks; keep a failed run's log.", panel="Output")
 _HELP = option("-h", "--help", help="Show this message and exit.", panel="Output")
 _HELP_ALL = option("--help-all", help="Show every option.", panel="Output")

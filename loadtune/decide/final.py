@@ -163,8 +163,7 @@ class Verdict:
         if num_comparisons is None:
             num_comparisons = sum(f.config != self.yours for f in self._able())
         scores = list(self._scores.values())
-        both = zip(self._scores[one.config], self._scores[other.config], strict=False)
-        logs = [math.log(a / b) for a, b in both]
+        logs = [math.log(a / b) for a, b in zip(self._scores[one.config], self._scores[other.config], strict=False)]
         most, ratio = max(map(len, scores)), math.exp(statistics.fmean(logs))
         num_rounds = len(logs) if len(logs) >= LOOKS[0] else most
         spread = spread_between([own[:num_rounds] for own in scores if len(own) >= num_rounds], in_rounds=True)

@@ -110,8 +110,8 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     free = (tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner.has_ended)
     if (known := next(chain(same, free), None)) is not None:
         return known
-    if named := [each for each in shared.tuners if (each.key[0], each.key[-1]) == (key[0], place)]:
-        account.name += f" ({len(named) + 1})"
+    if tuners:
+        account.name += f" ({len(tuners) + 1})"
     if options.freeze and not tuners:
         words.say(None, f"{account.name} is tuned: --freeze does not name it")
     learnt = None

@@ -36,7 +36,6 @@ loading and pinning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +60,7 @@ class Prior(NamedTuple):
     """Of the logarithm."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is known before the first segment."""
 
@@ -86,16 +85,6 @@ class Job:
     def codes(self) -> tuple["Job", ...]:
         """With no change of the code, and with each combination of changes."""
         return (self, *self.changed)
-
-    @cached_property
-    def samples(self) -> Array:
-        """(Seconds, CPU seconds, bytes) of one by code."""
-        return np.array([(each.sample_s, each.sample_cpu_s, each.sample_bytes) for each in self.codes])
-
-    @cached_property
-    def syncs(self) -> NDArray[np.bool_]:
-        """Of `syncing`, by code and recipe."""
-        return np.array([[name in each.syncing for name in self.compute] for each in self.codes])
 
 
 POINT = np.dtype([("batch_size", float), ("num_workers", float), ("pinned", bool), ("recipe", int), ("code", int)])
@@ -187,14 +176,16 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
     value = {name: values[..., at, None] for at, name in enumerate(PRIORS)}
     b, w, pinned, recipe, code = (points[name] for name in POINT.names or ())
     slower, in_process, gpu = values[..., len(PRIORS) + recipe], w == 0, job.on_gpu
-    sample_s, cpu_s, sample_bytes = job.samples[code].T
+    known = np.array([(each.sample_s, each.sample_cpu_s, each.sample_bytes) for each in job.codes])
+    sample_s, cpu_s, sample_bytes = known[code].T
     wait_s = np.maximum(0.0, sample_s - cpu_s)
     load_s = cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
     send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
     compute = compute_s(job, points, value["small"])
     alone_s = compute * slower
     none = np.zeros(len(b))
-    sync_s = np.where(job.syncs[code, recipe] & gpu, value["sync"] / b, 0.0)
+    syncs = np.array([[name in each.syncing for name in job.compute] for each in job.codes])[code, recipe]
+    sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
     rate = np.where(pinned, value["copy_rate"], value["unpinned_rate"])
     copy_s = sample_bytes / rate if gpu else none
     launch_s = value["launch"] / b if gpu else none

@@ -122,7 +122,7 @@ class EndlessLoader:
             # A batch that a worker had sent cannot be opened once it is dead. Where PyTorch has not seen the death yet
             # it raises what the connection says; seen while it handles that, its word of it may be lost for good.
             said = str(error)
-            closed = not said.startswith("Caught ") and (not isinstance(error, RuntimeError) or "ancdata" in said)
+            closed = "Caught " not in said and (not isinstance(error, RuntimeError) or "ancdata" in said)
             if closed or "exited unexpectedly" in said:
                 patience_s = _DEATH_S if closed else 0.0
                 if (ended := torch_private.end_of_worker(batches.delivering(), patience_s)) is not None:

@@ -80,7 +80,8 @@ def resumed_run(killed, tmp_path_factory):
     """It went on to its end, of one more trial: its home, its folder there, and how it ended."""
     home = tmp_path_factory.mktemp("resumed")
     folder = copied(killed[0], home)
-    (home / "cwd" / "hold").unlink()
+    for path in (home / "cwd" / "hold", folder / "study.db"):  # the second is written anew
+        path.unlink()
     trials = ("--trials", str(len(killed[1].trials) + 1))
     with Command(home, "run", "--resume", "--out", "kept", *SHORT, *trials, fresh=True) as command:
         ended = command.end()

@@ -99,14 +99,6 @@ def test_several_epochs_and_loaders(job, num_loaders, tuned):
     assert not any(each.reason and "failed" in each.reason for each in accounts)
 
 
-def test_loaders_that_one_line_iterates_have_names_of_their_own(tuned):
-    tuned()
-    for length in (32, 16, 32):
-        list(DataLoader(inflight_jobs.Samples(length, 0.0), 4))
-    first, second = (each.name for each in account.accounts())
-    assert second == f"{first} (2)"
-
-
 @pytest.mark.parametrize(("job", "reason"), [("zip_file", "open file"), ("handle", "open file"), ("stage", "changes")])
 def test_what_workers_would_break_is_left_alone(job, reason, tuned):
     (found,) = as_without(job, tuned)

@@ -118,7 +118,7 @@ def test_what_stands_after_the_dashes_is_the_scripts_command(tuner: FakeTuner) -
     assert tuner.asked[1:] == tuner.asked[:1] * 2
 
 
-def test_json_is_alone_on_stdout_and_quiet_leaves_warnings_and_the_summary(tuner: FakeTuner) -> None:
+def test_json_is_alone_on_stdout_and_quiet_leaves_notes_and_the_summary(tuner: FakeTuner) -> None:
     ended = invoke("run", "--json")
     assert json.loads(ended.stdout)["schema_version"] == 2
     assert "result.json" in ended.stderr

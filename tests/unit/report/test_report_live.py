@@ -21,7 +21,7 @@ def shown(*progresses: Progress, quiet: bool = False, stream: io.StringIO | None
     return stream.getvalue()
 
 
-def test_a_log_has_a_line_for_each_stage_and_message_and_quiet_leaves_warnings() -> None:
+def test_a_log_has_a_line_for_each_stage_and_message_and_quiet_leaves_notes() -> None:
     long = "[bold]found[/bold] " * 40
     told, figures, later = (
         Progress(stage=stage, message=message, left_s=9.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from workload_rig import workload_of
 
 from loadtune.records.config import LoaderConfig
@@ -70,29 +70,23 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
 
 
-def refuse() -> None:
-    raise ConnectionRefusedError
-
-
 class Refused:
     """A batch whose shared memory is not to be had."""
 
     def __reduce__(self) -> Any:
-        return refuse, ()
+        return os.close, (-1,)
 
 
-class EndsItsWorker(Sleeping):
+class EndsItsWorker(IterableDataset[Any]):
     """After its first batch, and once it may."""
 
     def __init__(self) -> None:
-        super().__init__(0.0)
-        self.ends, self.num = multiprocessing.Event(), 0
+        self.ends = multiprocessing.Event()
 
-    def __getitem__(self, index: int) -> Any:
-        self.num += 1
-        if self.num > 1 and self.ends.wait():
-            os._exit(3)
-        return Refused()
+    def __iter__(self) -> Any:
+        yield Refused()
+        self.ends.wait()
+        os._exit(3)
 
 
 def test_a_death_that_pytorch_saw_as_it_handled_another_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +100,9 @@ def test_a_death_that_pytorch_saw_as_it_handled_another_error_is_named(monkeypat
         raise FileNotFoundError
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", dies_meanwhile)
-    parts = LoaderParts.of(DataLoader(dataset, 1, num_workers=1, collate_fn=itemgetter(0)))
+    parts = LoaderParts.of(
+        DataLoader(dataset, 1, num_workers=1, collate_fn=itemgetter(0), multiprocessing_context="fork")
+    )
     config = LoaderConfig(batch_size=1, num_workers=1)
     with (
         contextlib.closing(EndlessLoader(workload_of(None, loader=parts), config)) as loader,
