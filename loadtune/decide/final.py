@@ -107,20 +107,18 @@ class Verdict:
             for config, own in self._runs.items()
         ]
 
-        rates = [[run.samples_per_s for run in each.runs] for each in found]
-        tried = [[run.samples_per_s for run in self._tried(each.config)] for each in found]
-        of_all = spread_between([own + seen for own, seen in zip(rates, tried, strict=True)])
-
-        def judged(each: Finalist, own: list[float]) -> Finalist:
-            # Its own spread, where it is known; configurations differ in how steady they are.
-            half_width, spread = None, spread_between([own]) if len(own) > FEWEST_DEGREES else of_all
+        def judged(each: Finalist) -> Finalist:
+            seen = [(*other.runs, *self._tried(other.config)) for other in found]
+            if len(each.runs) > FEWEST_DEGREES:  # its own spread; configurations differ in how steady they are
+                seen = [each.runs]
+            half_width, spread = None, spread_between([[run.samples_per_s for run in runs] for runs in seen])
             if spread is not None:
                 sd = spread.sd / math.sqrt(len(each.runs))
                 half_width = t(spread.degrees_of_freedom, num_intervals=len(found)) * sd
             known = replace(each, half_width_fraction=half_width)
             return replace(known, unconfirmed=self._ruled_out_by(known))
 
-        return tuple(map(judged, found, rates))
+        return tuple(map(judged, found))
 
     @cached_property
     def _scores(self) -> dict[TrialConfig, list[float]]:

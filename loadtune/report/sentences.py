@@ -359,10 +359,9 @@ def bottleneck_sentence(result: Result) -> tuple[str, ...]:
         return ()
     if not found.holds:
         wrong = f"{percent_text(abs(found.explained - 1))} too {'high' if found.explained > 1 else 'low'}"
-        missed = (
-            f", and it missed {found.num_missed} of {counted(found.num_predicted, 'trial')}" if found.num_missed else ""
-        )
-        return (f"Bottleneck: cannot be named, because the throughput model reads {wrong}{missed}.",)
+        if found.num_missed:
+            wrong += f", and it missed {found.num_missed} of {counted(found.num_predicted, 'trial')}"
+        return (f"Bottleneck: cannot be named, because the throughput model reads {wrong}.",)
     first, rate = found.limits[0], found.limits[0].samples_per_s.value
     mostly = next((part for part, share in first.shares.items() if share > 0.5), "")
     name = _MOSTLY_TEXT.get((first.resource, mostly), RESOURCE_TEXT[first.resource])

@@ -51,7 +51,7 @@ def killed(tmp_path_factory):
     """A run that was killed in its second trial, whose workers waited and go with it: its home, what it had kept. Of a
     model whose loss in bf16 is NaN."""
     words = ("--dataset", "training_workloads:HeldOnceATrialIsKept", "--model", "training_workloads:NanInBf16")
-    words += ("--time-budget", "300", "--batch-size", "16", "--num-workers", "2")
+    words += ("--time-budget", "300", "--batch-size", "16")
     home = tmp_path_factory.mktemp("killed")
     (home / "cwd").mkdir()
     (home / "cwd" / "hold").touch()
@@ -138,7 +138,7 @@ def test_the_result_says_what_was_confirmed_and_which_precision_was_left_out(res
     result = loadtune.load_result(resumed_run[1])
     assert result.cut_short is None
     assert result.yours.batch_size == result.best_at_your_batch.config.batch_size == 16
-    assert set(result.assumed) == {"pin_memory", "persistent_workers", "precision"}
+    assert result.assumed == ("num_workers", "pin_memory", "precision")
     confirmed = {finalist.config: finalist for finalist in result.finalists}
     assert result.best.samples_per_s == confirmed[result.best.config].samples_per_s
     assert result.yours in confirmed
